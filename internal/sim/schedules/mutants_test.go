@@ -29,8 +29,7 @@ import (
 // root is the repository's root, relative to this package.
 const root = "../../.."
 
-// mutant is recast without one of its guards. It is a patch, which is applied to a copy of
-// the sources: the product contains none of it.
+// mutant is recast without one of its guards: a patch, which is applied to a copy of the sources.
 type mutant struct {
 	name  string
 	says  string    // what it breaks
@@ -123,8 +122,7 @@ func (m mutant) sources() (map[string][]byte, error) {
 	return files, nil
 }
 
-// TestMutantsApply: each patch applies to the present sources and changes something, and the test
-// that it names is there.
+// TestMutantsApply: each patch applies to the present sources, and the test that it names is there.
 func TestMutantsApply(t *testing.T) {
 	t.Parallel()
 	for _, m := range must.Get(mutants())(t) {
@@ -361,8 +359,7 @@ func (c caught) tell(m mutant) {
 	fmt.Printf("%-28s %s after %d node-rolls, schedule %d, seed %s\n", m.name, cmp.Or(c.by, "not found"), c.nodeRolls, c.schedules, *mutantsSeed)
 }
 
-// hunt builds a mutant and plays cases until one fails: first the corpus for missing
-// guards, then schedules in order, up to that many node-rolls or schedules; 0 is no limit.
+// hunt builds a mutant and plays cases until one fails, up to that many node-rolls or schedules; 0 is no limit.
 func hunt(t *testing.T, m mutant, nodeRolls, schedules int) (c caught) {
 	t.Helper()
 	program, err := m.build(t)

@@ -138,8 +138,7 @@ func tell(r Result) {
 	fmt.Printf("\n%s%s\n", resultMark, b)
 }
 
-// inProcess plays some cases of a run in a separate process. A case that kills its process
-// has failed; another process plays the rest.
+// inProcess plays cases of a run in another process. A case that kills that has failed; the next one plays the rest.
 func inProcess(t *testing.T, seed uint64, from, count int, each func(int, Result)) {
 	for at := from; at < from+count; at++ {
 		said := spawn(t.Context(), func(r Result) {
@@ -197,8 +196,7 @@ func spawn(ctx context.Context, each func(Result), args ...string) (said string)
 	return strings.Join(last[:min(len(last), 60)], "\n") + fmt.Sprint(" ", errors.Join(lines.Err(), cmd.Wait(), context.Cause(ctx)))
 }
 
-// inMemory is an in-memory directory, if there is one with enough space: recast syncs its
-// journal, and tests need not wait for disks.
+// inMemory is an in-memory directory with enough space, if there is one: tests need not wait for disks.
 func inMemory() string {
 	const shared = "/dev/shm"
 	if takes(shared, uint64(*procs)<<24) {
@@ -265,8 +263,7 @@ func TestReplay(t *testing.T) {
 	figures(t, tally)
 }
 
-// TestCorpus plays cases that failed in the past. A short run plays the first of them,
-// directly; all other tests use connections.
+// TestCorpus plays cases that failed in the past. A short run plays the first of them, without a wire.
 func TestCorpus(t *testing.T) {
 	for i, entry := range corpus(t) {
 		if testing.Short() && i > 0 {
@@ -451,8 +448,7 @@ func TestAFaultExcusesNothingBefore(t *testing.T) {
 
 var benched = flag.Int("schedules.bench", 24, "cases that the benchmark plays, from seed 1")
 
-// BenchmarkSchedules measures the cost of a node-roll in random schedules: processor time
-// of everything, including setup and checks.
+// BenchmarkSchedules measures the processor time of a node-roll in random schedules, all of it.
 func BenchmarkSchedules(b *testing.B) {
 	b.Run("direct", func(b *testing.B) { benchmarkSchedules(b, true, 520_000) })
 	b.Run("wire", func(b *testing.B) { benchmarkSchedules(b, false, 780_000) })

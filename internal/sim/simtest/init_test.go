@@ -46,8 +46,7 @@ import (
 	"github.com/recast-sh/recast/schematics"
 )
 
-// TestInit runs init in labs of every shape: its files have the builds that the nodes run,
-// so that drift finds nothing and a plan has nothing to do.
+// TestInit: the files of init have the builds that the nodes run, so that a plan has nothing to do.
 func TestInit(t *testing.T) {
 	shapes := map[string]struct {
 		o    sim.Options
@@ -166,8 +165,7 @@ func TestInitRefuses(t *testing.T) {
 	})
 }
 
-// TestInitForeign has machines that were not installed from a lock, like those of new
-// users. Init keeps their schematics, and drift reports them as unknown.
+// TestInitForeign: init keeps the schematics of machines that were not installed from a lock; drift calls them unknown.
 func TestInitForeign(t *testing.T) {
 	longParts(t)
 	inBubble(t, func(t *testing.T) {
@@ -207,8 +205,7 @@ func tree(t *testing.T, dir string) map[string]string {
 	return out
 }
 
-// TestInitAfterARoll: the cluster was rolled with another recast.yaml; a second one gets
-// the same numbers, or none. The nodes' present schematic contains a secret.
+// TestInitAfterARoll: a second recast.yaml gets the numbers of the first, or none. The nodes' schematic has a secret.
 func TestInitAfterARoll(t *testing.T) {
 	inLongLab(t, sim.Options{ControlPlanes: 1, Workers: 1}, func(t *testing.T, lab *Lab) {
 		lab.Write("schematics/storage.yaml", append(lab.Read("schematics/storage.yaml"), "  extraKernelArgs: [talos.environment=http_proxy=http://me:hunter2@proxy.example]\n"...))
@@ -271,8 +268,7 @@ func ofNew(controlPlanes, workers int) (setup.InitOptions, setup.NewOptions) {
 	}
 }
 
-// TestInitNew writes what a cluster from nothing is made of: every node has a whole VM, and a configuration
-// that Talos takes.
+// TestInitNew: every node of a cluster from nothing has a whole VM, and a configuration that Talos takes.
 func TestInitNew(t *testing.T) {
 	type story struct {
 		controlPlanes, workers int
@@ -445,8 +441,7 @@ func frr(t *testing.T, version, content string) v1.ImageIndex {
 	}))(t)
 }
 
-// TestLockOfOwnExtension: an extension in no list is resolved in its own registry, and the
-// lock follows its tag only on request.
+// TestLockOfOwnExtension: an extension in no list is resolved in its own registry; its tag is followed on request.
 func TestLockOfOwnExtension(t *testing.T) {
 	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		one := push(t, lab, ownRepository+":1.7", frr(t, "1.7.15", "one"))
@@ -511,8 +506,7 @@ func TestImagesForAnotherArchitecture(t *testing.T) {
 	})
 }
 
-// TestImagesForAnotherPlatform: a node changes its platform with its image, by any
-// strategy, unless its address comes from the old platform.
+// TestImagesForAnotherPlatform: a node changes its platform with its image, unless its address comes from the old one.
 func TestImagesForAnotherPlatform(t *testing.T) {
 	eachLong(t, oneWorker(), storiesOf(cluster.Recreate, cluster.Reimage, cluster.InPlace), func(t *testing.T, lab *Lab, s cluster.Strategy) {
 		strategy(s)(lab)
@@ -535,8 +529,7 @@ func requireTrouble(t *testing.T, err error, code fault.Code, safe string) {
 	requireSays(t, strings.Join(fault.Safe(err), "\n"), safe)
 }
 
-// TestTheLockIsGoneBetweenTwoPlans: a roll has finished another one's work and then can't
-// make its own plan: it must not say that nothing was touched.
+// TestTheLockIsGoneBetweenTwoPlans: what has finished another one's work must not say that nothing was touched.
 func TestTheLockIsGoneBetweenTwoPlans(t *testing.T) {
 	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)
@@ -616,8 +609,7 @@ func TestPreparedByImager(t *testing.T) {
 	})
 }
 
-// TestRollWhatTheImagerBuilt: for one lock the factory builds one schematic and the imager
-// the other. The provenance of a node with the imager's build is complete.
+// TestRollWhatTheImagerBuilt: for one lock the factory builds one schematic and the imager the other.
 func TestRollWhatTheImagerBuilt(t *testing.T) {
 	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		client, runs := imagerBuilds(t, lab, sim.TalosVersion)
@@ -633,8 +625,7 @@ func TestRollWhatTheImagerBuilt(t *testing.T) {
 	})
 }
 
-// TestPublishAndPrune delivers ISOs to the storage in every way, and removes the one that
-// neither the present nor the previous lock needs.
+// TestPublishAndPrune delivers ISOs in every way, and removes the one that neither present nor previous lock needs.
 func TestPublishAndPrune(t *testing.T) {
 	long(t)
 	eachInLab(t, oneWorker(), storiesOf("upload", "download-url"), func(t *testing.T, lab *Lab, delivery string) {
@@ -790,8 +781,7 @@ func TestPruneTheMirror(t *testing.T) {
 	})
 }
 
-// TestSignedInstallers: an Image Factory signs boot loader and UKI of ordinary installers, and not those of its ISOs.
-// What it builds is of the lock, and is rolled.
+// TestSignedInstallers: a factory signs boot loader and UKI of ordinary installers, and not those of its ISOs.
 func TestSignedInstallers(t *testing.T) {
 	inLongLab(t, sim.Options{Workers: 1, SignsInstallers: true}, func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)

@@ -93,8 +93,7 @@ func TestInPlaceKilled(t *testing.T) {
 	}
 }
 
-// TestInPlaceBesideTheSameInstallation: a person has installed the build that runs once more, as
-// another entry, and not booted it. faultsInPlace has another build.
+// TestInPlaceBesideTheSameInstallation: the build that runs is installed once more, as another entry, and not booted.
 func TestInPlaceBesideTheSameInstallation(t *testing.T) {
 	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		must(t, lab.Client().Publish(t.Context()))
@@ -254,8 +253,7 @@ func (v version) roll(t *testing.T, lab *Lab) {
 	}
 }
 
-// TestAReleaseThatBreaks: a node that runs a release with a configuration that it can't have is named by plan and drift, and no
-// roll brings that release again.
+// TestAReleaseThatBreaks: plan and drift name a node whose release can't have its configuration.
 func TestAReleaseThatBreaks(t *testing.T) {
 	inLab(t, sim.Options{Workers: 1, TalosVersion: "v1.13.3"}, func(t *testing.T, lab *Lab) {
 		const says = "Talos v1.13.3 starts no static pod of a control plane with an integer in cluster.scheduler.config"
@@ -275,8 +273,7 @@ func TestAReleaseThatBreaks(t *testing.T) {
 	})
 }
 
-// TestUnsupportedVersions: what Talos does not support is refused before anything is
-// touched, and drift reports it too. TestUnsupported has each reason.
+// TestUnsupportedVersions: refused before anything is touched, and told by drift. TestUnsupported has each reason.
 func TestUnsupportedVersions(t *testing.T) {
 	o := func(to string) sim.Options { return version{from: talos14, to: to}.options() }
 	eachIn(t, o, storiesOf(talos12, sim.TalosVersion), func(t *testing.T, lab *Lab, to string) {
@@ -384,8 +381,7 @@ func (l *Lab) boots() (out []string) {
 	return out
 }
 
-// TestInPlaceThatChangesNothing: after any fault before the new system boots, the node
-// runs its old system and is schedulable again.
+// TestInPlaceThatChangesNothing: after any fault before the new system boots, the node serves with its old system.
 func TestInPlaceThatChangesNothing(t *testing.T) {
 	long(t)
 	type story struct {
@@ -538,8 +534,7 @@ func TestInPlaceThatNeverLeftItsBoot(t *testing.T) {
 	})
 }
 
-// TestInstallerGoneWhileItDrains: Talos removes unused images after an hour
-// (controllers/cri/image_gc.go), and a drain may last longer.
+// TestInstallerGoneWhileItDrains: Talos removes unused images after an hour (controllers/cri/image_gc.go).
 func TestInstallerGoneWhileItDrains(t *testing.T) {
 	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.inPlace()
@@ -550,8 +545,7 @@ func TestInstallerGoneWhileItDrains(t *testing.T) {
 	})
 }
 
-// TestInstallerAtWorkUnseen: another installer is running, and for a while its progress
-// can't be read. That must not count as its failure.
+// TestInstallerAtWorkUnseen: that another installer's progress can't be read for a while is not its failure.
 func TestInstallerAtWorkUnseen(t *testing.T) {
 	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.inPlace()
@@ -612,8 +606,7 @@ func TestLeaveWithoutAnAnswer(t *testing.T) {
 	})
 }
 
-// TestConfigureWithLostAnswers cuts recast off right after each change that it makes to a machine: for a
-// moment, so that the answer is lost; and for longer than a trial lasts.
+// TestConfigureWithLostAnswers cuts recast off after each change of a machine, for a moment or for longer than a trial.
 func TestConfigureWithLostAnswers(t *testing.T) {
 	type story struct {
 		line string
@@ -707,8 +700,7 @@ func TestARefusalAfterTheDrain(t *testing.T) {
 	})
 }
 
-// TestWhoComesBackAppliesNothing: a run that is cut off right after it has begun a trial, or staged a
-// configuration, loses its claim to one with another recast.yaml, and changes nothing when it is back.
+// TestWhoComesBackAppliesNothing: who loses its claim in a trial, or with a configuration staged, changes nothing more.
 func TestWhoComesBackAppliesNothing(t *testing.T) {
 	type story struct{ line, other string }
 	eachLong(t, oneWorker(), map[string]story{

@@ -153,8 +153,7 @@ func (l *layoutLab) lift() {
 	l.line(l.of.Lift.Recast)
 }
 
-// kubectl is kubectl -n NAMESPACE patch RESOURCE.GROUP NAME --type merge -p PATCH of a custom
-// resource, and a wait of some minutes for controllers.
+// kubectl is kubectl -n NAMESPACE patch RESOURCE.GROUP NAME --type merge -p PATCH, and some minutes for controllers.
 func (l *layoutLab) kubectl(words []string) error {
 	if len(words) != 9 || words[0] != "-n" || words[2] != "patch" || words[5] != "--type" || words[6] != "merge" || words[7] != "-p" {
 		return errors.New("only kubectl -n … patch … --type merge -p … is known")
@@ -250,8 +249,7 @@ func (l *layoutLab) requirePrinted(plan planning.NodePlan) {
 		"the plan does not say that recast.yaml needs %s: %v", want, config)
 }
 
-// TestLayoutsAreRolled rolls every layout as far as recast and the layout's remedy allow, kills another such roll once,
-// right after the VM is deleted or half-way, resumes it, and compares.
+// TestLayoutsAreRolled rolls every layout as far as its remedy allows, and kills and resumes another such roll.
 func TestLayoutsAreRolled(t *testing.T) {
 	long(t)
 	t.Parallel()
@@ -381,8 +379,7 @@ const (
 	atLeast = "    minSize: 1GB\n"
 )
 
-// TestASelectorIsSaid: plan and config diff say what a document of each kind selects, and the plan refuses what would
-// leave the node without a volume; where all is well, nothing is said.
+// TestASelectorIsSaid: plan and config diff say what a document selects; what would leave no volume is refused.
 func TestASelectorIsSaid(t *testing.T) {
 	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		const existing = "apiVersion: v1alpha1\nkind: ExistingVolumeConfig\nname: big\ndiscovery:\n    volumeSelector:\n        match: '"
@@ -424,8 +421,7 @@ func TestASelectorIsSaid(t *testing.T) {
 	})
 }
 
-// TestStuckVolumesOfEveryStrategy: a volume that Talos can't make keeps a node from being done, in the run that
-// brought it and in one that goes on with it, by whatever way it came.
+// TestStuckVolumesOfEveryStrategy: a volume that Talos can't make keeps a node from being done, however it came.
 func TestStuckVolumesOfEveryStrategy(t *testing.T) {
 	const stuck = "its volume u-big is failed: no disks matched"
 	type story struct {
@@ -463,8 +459,7 @@ func TestStuckVolumesOfEveryStrategy(t *testing.T) {
 	})
 }
 
-// TestAVolumeThatNoDiskCanBe: a configuration with such a volume has not arrived, with Talos' own error, and
-// drift shows a volume that Talos can't make, whoever asked for it.
+// TestAVolumeThatNoDiskCanBe: the configuration has not arrived, with Talos' own error, and drift shows the volume.
 func TestAVolumeThatNoDiskCanBe(t *testing.T) {
 	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		big := bigVolume("UserVolumeConfig", "!system_disk && !disk.cdrom", "") + "    minSize: 900GB\n"
@@ -594,8 +589,7 @@ func TestAPodsDiskIsKnownByItsPersistentVolume(t *testing.T) {
 	})
 }
 
-// TestAPodsDiskComesToTheNextNode when the previous one is drained: that is no change
-// since the plan, but a new drive of another kind is.
+// TestAPodsDiskComesToTheNextNode from the one before: no change since the plan, unlike a new drive of another kind.
 func TestAPodsDiskComesToTheNextNode(t *testing.T) {
 	eachLong(t, sim.Options{Workers: 2}, map[string]bool{"a pod's": true, "someone's": false}, func(t *testing.T, lab *Lab, isPods bool) {
 		addPodDisk(lab)
@@ -715,8 +709,7 @@ func dataDrives(lab *Lab) map[string]string {
 	return out
 }
 
-// TestSwappedDisksWithoutSerialsGetNoConfiguration: two drives of one size with the same
-// options have swapped volumes. Only the content shows that.
+// TestSwappedDisksWithoutSerialsGetNoConfiguration: only the content shows that two drives have swapped volumes.
 func TestSwappedDisksWithoutSerialsGetNoConfiguration(t *testing.T) {
 	inLongLab(t, withoutSerials("scsi", ""), func(t *testing.T, lab *Lab) {
 		must(t, errOf(lab.World.Resize("", "pve1", world.ResizeRequest{ID: wk1, Disk: "scsi1", Size: "+1G"})))

@@ -201,8 +201,7 @@ func TestLife(t *testing.T) {
 
 func (l *life) started() int { return len(l.sent(0, toVM("POST", "/status/start"))) }
 
-// TestLifeKilled kills the command of every stage at points of every kind, and types it again, with its
-// journal or without: it ends as without the kill.
+// TestLifeKilled kills the command of every stage, and types it again, with its journal or without.
 func TestLifeKilled(t *testing.T) {
 	long(t)
 	all := stages()
@@ -336,8 +335,7 @@ func TestRebuild(t *testing.T) {
 	})
 }
 
-// TestRebuildKilled kills a rebuild at points of every kind, and goes on with its journal or without: there
-// is one cluster in the end, with the objects of the snapshot.
+// TestRebuildKilled goes on with the journal or without: there is one cluster, with the objects of the snapshot.
 func TestRebuildKilled(t *testing.T) {
 	long(t)
 	for name, s := range map[string]struct {

@@ -40,8 +40,7 @@ var (
 	storiesSeed  = flag.Uint64("stories.seed", 1, "chooses which of them: so many seeds in a row choose all")
 )
 
-// everySlice are stories that are in every slice of make stories: of everything that
-// recast does to a cluster one at least.
+// everySlice are stories that are in every slice of make stories: of everything that recast does one at least.
 var everySlice = []string{
 	"TestAFileIsShown",
 	"TestAFileThatCannotBeApplied",
@@ -84,15 +83,13 @@ var everySlice = []string{
 	"TestWhatIsOnTheSystemDiskIsKeptByInPlace",
 }
 
-// TestMain lets garbage lie: each test has a lab of its own, which is dropped as
-// a whole, and a sixth of the time would go into sweeping up.
+// TestMain lets garbage lie: each lab is dropped as a whole, and a sixth of the time would go into sweeping up.
 func TestMain(m *testing.M) {
 	debug.SetGCPercent(400)
 	m.Run()
 }
 
-// longParts leaves a test to make stories, so that make test stays quick. Which of its
-// subtests are in a slice is for each of them to say, by long.
+// longParts leaves a test to make stories, so that make test stays quick. Its subtests say whether a slice has them.
 func longParts(t *testing.T) {
 	if testing.Short() {
 		t.Skip("long: make stories")
@@ -338,16 +335,14 @@ func (l *Lab) carryOut(ctx context.Context, die point, do deed) (*killer, error)
 	return k, err
 }
 
-// finish has a client do something undisturbed. It fails if that does, or if a promise was broken, and
-// returns the points of it and the number of broken promises.
+// finish has a client do something undisturbed, without a broken promise, and returns its points.
 func (l *Lab) finish(t *testing.T, do deed) (points []point, broken int) {
 	k, err := l.carryOut(t.Context(), point{}, do)
 	mustBe(t, err == nil, "%sthe command failed: %s", l.died, message(err))
 	return pointsOf(k.names), l.tellBroken(t, k)
 }
 
-// diesAt has a client do something, and kills it at a point. It fails if the client was not killed
-// there, or if its end is not that of a killed one. It returns the number of broken promises.
+// diesAt has a client do something, and kills it at a point. It returns the number of broken promises.
 func (l *Lab) diesAt(t *testing.T, at point, do deed) (broken int) {
 	k, err := l.carryOut(t.Context(), at, do)
 	if !k.dead {
@@ -366,8 +361,7 @@ func (l *Lab) tellBroken(t *testing.T, k *killer) int {
 // itself is the lab of a world: a *Lab, or what embeds one.
 func (l *Lab) itself() *Lab { return l }
 
-// killGrid is a command that is killed at points of every kind, each time in a world of its own, and what
-// comes of it once someone has gone on.
+// killGrid is a command that is killed at points of every kind, in worlds of their own, and what comes of it.
 type killGrid[W interface{ itself() *Lab }] struct {
 	begin func(t *testing.T) W // the world before the command
 	do    deed                 // the command
@@ -375,8 +369,7 @@ type killGrid[W interface{ itself() *Lab }] struct {
 	// goOn is what follows the kill; nil: the same command again. It says whether the end is another one.
 	goOn func(t *testing.T, w W, at point) (elsewhere bool)
 
-	// end fails the test unless the world is as it has to be in the end, of the undisturbed command, too. What
-	// it returns is the same after a kill as undisturbed.
+	// end fails the test unless the world is as it has to be; its dump is the same after a kill as undisturbed.
 	end func(t *testing.T, w W) (dump string)
 
 	choose  func(t *testing.T, points []point) []point // such as chosenPoints, named here for TestListsOfTests
@@ -506,8 +499,7 @@ func allOf(hear ...func(step.Event)) func(step.Event) {
 	}
 }
 
-// moment is a point of a run at which its process is killed: before or after a step, around
-// a request, or right before a change of its journal.
+// moment is when a process is killed: before or after a step, around a request, or before a change of its journal.
 type moment struct {
 	step    string // suffix of its path
 	after   bool   // after the step
@@ -544,8 +536,7 @@ func (m moment) isCall(c record.Call) bool {
 	return strings.HasSuffix(path+" "+c.Method, m.server) || strings.HasSuffix(c.Method, m.server)
 }
 
-// killedAt runs do as a process that is killed at that moment: it sends no more requests,
-// and writes nothing more to its journal.
+// killedAt runs do as a process that is killed at that moment: it sends and writes nothing more.
 func (c *Client) killedAt(t testing.TB, m moment, do func(ctx context.Context) error) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
@@ -650,8 +641,7 @@ func (l *Lab) as(run string) *Client {
 	return c
 }
 
-// requireKept fails unless exactly that many old system disks are parked, each with a name, besides those
-// of cancelled replacements, and the disk storage has no stray volumes.
+// requireKept fails unless so many old system disks are parked, and no volume is stray. Cancelled ones do not count.
 func (l *Lab) requireKept(want int) {
 	res := l.status()
 	kept := slices.DeleteFunc(slices.Clone(res.Kept), func(k pipeline.Kept) bool { return k.GivenUp })

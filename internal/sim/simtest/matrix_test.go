@@ -140,8 +140,7 @@ func (x matrixExchange) undisturbed(t *testing.T) (ref matrixReference) {
 	return ref
 }
 
-// TestMatrix plays every fault at every call of every exchange, each in its own world, continues from the resulting
-// state, forward and back, and compares the world with that of the undisturbed exchange.
+// TestMatrix plays every fault at every call of every exchange, continues forward and back, and compares the worlds.
 func TestMatrix(t *testing.T) {
 	few := uint64(matrixFew)
 	if testing.Short() {
@@ -306,8 +305,7 @@ func (l *matrixLab) problems() []string {
 	return slices.Concat(l.broken, l.unfreed())
 }
 
-// deviations says how the world deviates from that of an undisturbed exchange. leaves says
-// that Proxmox itself may have left a volume behind.
+// deviations are those from the world of an undisturbed exchange; leaves: Proxmox itself may leave a volume behind.
 func (l *matrixLab) deviations(ref matrixReference, back, leaves bool) []string {
 	list := l.problems()
 	if left := l.sweep(); len(left) > 0 && !leaves {
@@ -420,8 +418,7 @@ func sortedOptions(entry string) string {
 	return fmt.Sprint(options)
 }
 
-// withoutParking removes from a dump the parking VM that a cancelled exchange leaves, with
-// a closed record and no more disks than before.
+// withoutParking removes from a dump the parking VM of a cancelled exchange, with a closed record.
 func withoutParking(dump string) string {
 	var kept strings.Builder
 	skip := false
@@ -751,8 +748,7 @@ func (l *matrixLab) pending() (text string) {
 
 var matrixSchedules = flag.Int("matrix.schedules", 1, "so many random schedules of faults")
 
-// schedule is a random story of one exchange: processes that continue it one after the
-// other, forward or back, each into a fault.
+// schedule is a random story of one exchange: processes that continue it, forward or back, each into a fault.
 type schedule struct {
 	matrixExchange
 	lives []matrixProcess
@@ -801,8 +797,7 @@ func drawSchedule(r *rand.Rand, x matrixExchange, ref matrixReference) schedule 
 	return s
 }
 
-// TestMatrixSchedules draws exchanges with several faults one after the other; each must
-// end in one of the two final worlds.
+// TestMatrixSchedules draws exchanges with several faults; each must end in one of the two final worlds.
 func TestMatrixSchedules(t *testing.T) {
 	for n := range *matrixSchedules {
 		t.Run(strconv.Itoa(n), func(t *testing.T) {
@@ -846,8 +841,7 @@ func (s schedule) play(t *testing.T, ref matrixReference) (struck int) {
 	return struck
 }
 
-// suffer runs one process into its faults. Their effects in Proxmox are repaired before
-// the next process, unless that is hasty.
+// suffer runs one process into its faults, whose effects are repaired before the next, unless the process is hasty.
 func (l *matrixLab) suffer(strategy cluster.Strategy, p matrixProcess) ([]*struck, error) {
 	ctx, life := l.live(l.t.Context())
 	hits := life.strike(p.strikes...)

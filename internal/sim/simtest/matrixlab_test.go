@@ -124,8 +124,7 @@ func (life *matrixLife) kill() {
 	life.cancel()
 }
 
-// exchange is all that a process does: it begins or resumes the exchange, from Proxmox's state alone, and completes
-// it, forward or back.
+// exchange is all that a process does: it begins or resumes the exchange, and completes it, forward or back.
 func (life *matrixLife) exchange(ctx context.Context, strategy cluster.Strategy, putBack bool) error {
 	return life.run(ctx, life.exchangeBy(strategy), putBack)
 }
@@ -183,8 +182,7 @@ func (s matrixShape) withPrepared(prepared bool) matrixShape {
 	return s
 }
 
-// usualShape is the shape in the matrix. Properties that don't depend on the ownership of
-// disks are spread over the three.
+// usualShape is the shape in the matrix. Properties other than the ownership of disks are spread over the three.
 func usualShape(owned ownership, strategy cluster.Strategy) matrixShape {
 	return matrixShape{
 		owned: owned, data: 2, efi: true, tpm: true, cloudInit: true, unused: true, onboot: owned != heldDisks,
@@ -496,8 +494,7 @@ func (l *matrixLab) removeHalfMade(which func(id int) bool) (found bool) {
 	return found
 }
 
-// settle waits until nothing is in progress any more, and repairs the faults around the
-// exchange, as time and administrators do.
+// settle waits for all work, and repairs the faults around the exchange, as time and administrators do.
 func (l *matrixLab) settle() {
 	l.mu.Lock()
 	mends := l.mends

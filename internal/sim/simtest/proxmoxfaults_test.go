@@ -136,8 +136,7 @@ type faultyRoll struct {
 	says     []string // see trouble
 }
 
-// play rolls into the fault: this roll, or the next one after the fault, ends in sync, and
-// a failed one says what to do.
+// play rolls into the fault: this roll, or the next one after the fault, ends in sync; a failed one says what to do.
 func (f faultyRoll) play(t *testing.T) {
 	inLongLab(t, sim.Options{ControlPlanes: 1, Workers: 2, Hosts: f.hosts}, func(t *testing.T, lab *Lab) {
 		lab.setRoll("strategy: " + string(cmp.Or(f.strategy, cluster.Auto)))
@@ -171,8 +170,7 @@ func (l *Lab) requireRolled(t *testing.T) {
 	requireNoClaim(t, l)
 }
 
-// TestRollWithSlowReads: one of two endpoints answers every k-th read with 595 after half
-// a minute: the other one is used, and the roll continues.
+// TestRollWithSlowReads: one of two endpoints answers every k-th read with 595 after half a minute: the other is used.
 func TestRollWithSlowReads(t *testing.T) {
 	for _, k := range []int64{7, 20} {
 		begins := func(l *Lab) func() {
@@ -286,8 +284,7 @@ func TestRollWithAKilledCreation(t *testing.T) {
 	})
 }
 
-// TestRollWithWarnings: one task of each type ends with a warning. Its work is done; only
-// a VM's deletion must be without warnings.
+// TestRollWithWarnings: a task ends with a warning. Its work is done; only a VM's deletion must be without.
 func TestRollWithWarnings(t *testing.T) {
 	for _, kind := range taskTypes() {
 		const warning = "something is not quite right"
@@ -299,8 +296,7 @@ func TestRollWithWarnings(t *testing.T) {
 	}
 }
 
-// TestRollWithoutItsStorage: a storage that is unreachable when the plan is made, or right
-// afterwards, is detected while the node still serves.
+// TestRollWithoutItsStorage: an unreachable storage is detected while the node still serves.
 func TestRollWithoutItsStorage(t *testing.T) {
 	type story struct {
 		strategy cluster.Strategy
@@ -340,8 +336,7 @@ type late struct {
 	said    string // answer of the late call
 }
 
-// rollKilledBy rolls, and kills that run when it has sent the first matching request,
-// which Proxmox does not process before deliver.
+// rollKilledBy kills a roll with its first matching request, which Proxmox does not process before deliver.
 func (l *Lab) rollKilledBy(is func(record.Call) bool, p planning.Policy) *late {
 	ctx, cancel := context.WithCancel(l.t.Context())
 	defer cancel()
@@ -409,8 +404,7 @@ func TestLateDelete(t *testing.T) {
 // stopTimeout is that of the lab's recast.yaml.
 const stopTimeout = time.Minute
 
-// TestLateShutdown: the shutdown of one control plane is processed when another one is
-// down, unless that is later than Proxmox's time limit for it.
+// TestLateShutdown: that of a control plane comes when another one is down, unless Proxmox's time limit is over.
 func TestLateShutdown(t *testing.T) {
 	type story struct {
 		first  string // recast's next action on cp1 after its sender's death
@@ -455,8 +449,7 @@ func TestLateRequestIsTold(t *testing.T) {
 	})
 }
 
-// TestLateStart: the start of a VM is processed when it is stopped to get its old disks
-// back, unless that is later than Proxmox's time limit for it.
+// TestLateStart: that of a VM comes when it gets its old disks back, unless Proxmox's time limit is over.
 func TestLateStart(t *testing.T) {
 	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)
@@ -468,8 +461,7 @@ func TestLateStart(t *testing.T) {
 	})
 }
 
-// loseEvery breaks the connection in place of the answer to every k-th change by Proxmox,
-// and returns the number of lost answers.
+// loseEvery breaks the connection in place of every k-th answer of Proxmox, and returns how many were lost.
 func (l *Lab) loseEvery(k int64) *atomic.Int64 {
 	var changes, lost atomic.Int64
 	l.Recorder.Hooks(nil, func(c record.Call) {
@@ -490,8 +482,7 @@ func (l *Lab) rollUnanswered(k, least int64) {
 		"report %+v, %d answers lost, error %v", rep, lost.Load(), err)
 }
 
-// TestRollWithLostAnswers rolls two workers while Proxmox's answer to every k-th change is lost, that to the import of
-// a prepared disk too: it ends in sync without a second run.
+// TestRollWithLostAnswers: a roll without every k-th answer, that to the import of a disk too, ends in sync at once.
 func TestRollWithLostAnswers(t *testing.T) {
 	type story struct {
 		k    int64
@@ -563,8 +554,7 @@ func TestUpgradeKubernetesFetchesFirst(t *testing.T) {
 	})
 }
 
-// TestUpgradeKubernetesStops: a component that does not start ends the upgrade with a
-// hint, no other node is touched, and the same command continues.
+// TestUpgradeKubernetesStops: a component does not start: no other node is touched, and the same command continues.
 func TestUpgradeKubernetesStops(t *testing.T) {
 	type story struct {
 		image, step string
@@ -615,8 +605,7 @@ func TestUpgradeKubernetesRefuses(t *testing.T) {
 	})
 }
 
-// TestARollKeepsKubernetes: a node is recreated with the Kubernetes that it ran, even if
-// the user's file names an older or newer one.
+// TestARollKeepsKubernetes: a node is recreated with the Kubernetes that it ran, even if the user's file names another.
 func TestARollKeepsKubernetes(t *testing.T) {
 	eachLong(t, threePlanes, map[string]string{"an older file": "v1.35.4", "a newer file": "v1.37.0"}, func(t *testing.T, lab *Lab, fresh string) {
 		files := lab.keptConfigs()
@@ -729,8 +718,7 @@ func TestUpgradeKubernetesIsKilled(t *testing.T) {
 
 func upgradesKubernetes(ctx context.Context, c *Client) error { return c.upgradeKubernetes(ctx) }
 
-// TestUpgradeKubernetesLeavesStagedConfigurations: a configuration that is staged for the
-// next boot, or on trial, does not become active with a component's image.
+// TestUpgradeKubernetesLeavesStagedConfigurations: what is staged, or on trial, does not come with a component's image.
 func TestUpgradeKubernetesLeavesStagedConfigurations(t *testing.T) {
 	type story struct {
 		mode machineapi.ApplyConfigurationRequest_Mode
@@ -760,8 +748,7 @@ func TestUpgradeKubernetesLeavesStagedConfigurations(t *testing.T) {
 	})
 }
 
-// TestUpgradeKubernetesWaitsForWhatIsDown: even if every image is as wanted, the upgrade
-// waits for a component that does not run.
+// TestUpgradeKubernetesWaitsForWhatIsDown: even if every image is as wanted, a component has to run.
 func TestUpgradeKubernetesWaitsForWhatIsDown(t *testing.T) {
 	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		const image, plain, verbose = "registry.k8s.io/kube-scheduler:v1.35.4", "    scheduler:\n", "    scheduler:\n        extraArgs:\n            v: \"3\"\n"

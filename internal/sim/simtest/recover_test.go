@@ -95,8 +95,7 @@ func (r recovery) lab(t *testing.T) *Lab {
 	return lab
 }
 
-// TestRecover cancels a replacement at every moment: the node runs its old system, with
-// all its disks, settings and options, and nothing is left.
+// TestRecover: wherever a replacement is cancelled, the node runs its old system, with all that it had.
 func TestRecover(t *testing.T) {
 	long(t)
 	for _, r := range chosenKills(t, recoveries(), 1, func(r recovery) bool { return r.always }) {
@@ -124,8 +123,7 @@ func (l *Lab) requireRecovered(before string) {
 	l.requireEtcd()
 }
 
-// TestRecoverKilled kills recover too, and the next command finishes it: another recover
-// leaves the node as it was, a roll then rolls it again.
+// TestRecoverKilled kills recover too: another recover leaves the node as it was, a roll rolls it again.
 func TestRecoverKilled(t *testing.T) {
 	long(t)
 	atStart := recovery{strategy: cluster.Recreate, node: "wk1", at: before("bring-up/start")}
@@ -365,8 +363,7 @@ func TestRollbackKilled(t *testing.T) {
 	}
 }
 
-// TestRollbackRefused: rollbacks that the old system would not survive, or not as the same
-// machine, are refused before anything is touched.
+// TestRollbackRefused: what the old system would not survive, or not as the same machine, is refused before.
 func TestRollbackRefused(t *testing.T) {
 	long(t)
 	kept := func(node string, change func(*parking.KeptDisk)) edit { // its last kept disk, in the record
@@ -489,8 +486,7 @@ func (l *Lab) parkingOf(node string) int {
 	return l.vmWith(func(vm world.VM) bool { return vm.Config["name"] == "recast-parking-"+node }).ID
 }
 
-// TestCrashPrune kills a prune at each change that it makes, and runs it again. It prunes the disks of a node
-// that is no longer configured, and one of a node that is.
+// TestCrashPrune kills a prune at each change, of the disks of a configured node and of another one.
 func TestCrashPrune(t *testing.T) {
 	long(t)
 	t.Parallel()
@@ -611,8 +607,7 @@ func TestAParkingVMThatCameLate(t *testing.T) {
 	})
 }
 
-// TestRetention rolls a worker repeatedly: one old system disk stays, and earlier ones are
-// freed as the plan showed. Then prune frees the last one too.
+// TestRetention: after repeated rolls one old system disk stays; the earlier ones are freed as the plan showed.
 func TestRetention(t *testing.T) {
 	eachLong(t, oneWorker(), newDisks, func(t *testing.T, lab *Lab, s cluster.Strategy) {
 		strategy(s)(lab)
@@ -648,8 +643,7 @@ func TestRetention(t *testing.T) {
 	})
 }
 
-// TestRetentionCannotFree: if a superseded disk can't be freed, the roll of a healthy node
-// does not fail. The disk stays, and prune says why.
+// TestRetentionCannotFree: that a superseded disk can't be freed fails no roll. The disk stays, and prune says why.
 func TestRetentionCannotFree(t *testing.T) {
 	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.Patch(everywhere)
@@ -681,8 +675,7 @@ func TestRetentionCannotFree(t *testing.T) {
 	})
 }
 
-// TestCrashRetention kills the second roll of a worker at each point from the closing of its record on: the next roll,
-// with its journal or without, frees what it was about to free.
+// TestCrashRetention kills a roll from the closing of its record on: the next one frees what it was about to free.
 func TestCrashRetention(t *testing.T) {
 	long(t)
 	t.Parallel()

@@ -707,8 +707,7 @@ func provenRefusals() []refusal {
 	}
 }
 
-// partitionRefusals are Talos' volumes on the disks that would be lost, could not be
-// unlocked again, or would be mistaken for others.
+// partitionRefusals are volumes of Talos that would be lost, unreadable or mistaken for others.
 func partitionRefusals() []refusal {
 	onData := func(label string, reasons ...string) refusal {
 		return refusal{

@@ -54,8 +54,7 @@ func TestWhatIsOnTheSystemDiskIsKeptByInPlace(t *testing.T) {
 	})
 }
 
-// TestAcceptedLossesAreShownAndRolled accepts the loss of everything on a system disk: the
-// plan lists it, and the roll loses it and nothing else.
+// TestAcceptedLossesAreShownAndRolled: the plan lists an accepted loss, and the roll loses that and nothing else.
 func TestAcceptedLossesAreShownAndRolled(t *testing.T) {
 	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.installLonghorn()
@@ -147,8 +146,7 @@ func TestAMachineOfOmni(t *testing.T) {
 	})
 }
 
-// TestUndoOfAMachineOfOmni: while every strategy is refused, the kept system disk of a machine that another hand brought to Omni
-// still boots.
+// TestUndoOfAMachineOfOmni: while every strategy is refused, its kept system disk still boots.
 func TestUndoOfAMachineOfOmni(t *testing.T) {
 	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		before := lab.machine("wk1")
@@ -268,8 +266,7 @@ func TestChangesSinceThePlanAreSeen(t *testing.T) {
 	})
 }
 
-// TestPrivileges removes single privileges from the token: a strategy that needs them is
-// refused before anything is touched.
+// TestPrivileges: a strategy without a privilege that it needs is refused before anything is touched.
 func TestPrivileges(t *testing.T) {
 	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)

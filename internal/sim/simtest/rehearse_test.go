@@ -194,8 +194,7 @@ func TestRehearsalFails(t *testing.T) {
 	})
 }
 
-// TestRehearsalKilled kills a roll at points of its rehearsal: the next one, without a
-// rehearsal, removes its leftovers.
+// TestRehearsalKilled kills a roll at points of its rehearsal: the next one, without one, removes its leftovers.
 func TestRehearsalKilled(t *testing.T) {
 	long(t)
 	for name, boot := range rehearsedBy {
@@ -233,8 +232,7 @@ func TestRehearsalKilled(t *testing.T) {
 	}
 }
 
-// TestCtrlCInARehearsal: after one Ctrl-C or two, its VM is removed and no node is
-// touched, whatever else Proxmox does for us meanwhile.
+// TestCtrlCInARehearsal: its VM is removed and no node is touched, whatever else Proxmox does for us meanwhile.
 func TestCtrlCInARehearsal(t *testing.T) {
 	long(t)
 	calls := map[string]string{
@@ -281,8 +279,7 @@ func TestCtrlCInARehearsal(t *testing.T) {
 	})
 }
 
-// TestRehearseBoth: where one node boots a prepared disk and another one the ISO, both are tried out on
-// their host, each with what it boots alone.
+// TestRehearseBoth: a node boots a prepared disk and another one the ISO: both are tried out on their host.
 func TestRehearseBoth(t *testing.T) {
 	inLongLab(t, sim.Options{Workers: 2}, func(t *testing.T, lab *Lab) {
 		lab.BootsDisks("auto")
@@ -377,8 +374,7 @@ func (l *Lab) leaveScratch(t *testing.T) {
 	mustBe(t, len(left) == 1, "left: %q", left)
 }
 
-// TestPruneScratchVMs: a killed run's scratch VMs are removed even if there is nothing to
-// roll; until then doctor and plan report them.
+// TestPruneScratchVMs: a killed run's are removed even with nothing to roll; until then doctor and plan report them.
 func TestPruneScratchVMs(t *testing.T) {
 	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.leaveScratch(t)
@@ -402,8 +398,7 @@ func TestPruneScratchVMs(t *testing.T) {
 	})
 }
 
-// TestAChangedScratchVMIsKept: a killed run's scratch VM is deleted neither by a roll nor by
-// prune once it has something that recast did not make, and both say why.
+// TestAChangedScratchVMIsKept once it has something that recast did not make: roll and prune say why.
 func TestAChangedScratchVMIsKept(t *testing.T) {
 	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.leaveScratch(t)
@@ -418,8 +413,7 @@ func TestAChangedScratchVMIsKept(t *testing.T) {
 	})
 }
 
-// TestPlanOfARehearsal: a plan lists the VMs to remove and to make, and a saved one is
-// rolled with the rehearsals that it lists, whatever has happened to those VMs.
+// TestPlanOfARehearsal: a saved plan is rolled with the rehearsals that it lists, whatever happened to its VMs.
 func TestPlanOfARehearsal(t *testing.T) {
 	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.leaveScratch(t)
@@ -445,8 +439,7 @@ func TestPlanOfARehearsal(t *testing.T) {
 	})
 }
 
-// TestPrepared: the new system disk is made from the disk image while the node serves. The VM boots
-// it, and nothing is installed.
+// TestPrepared: the new system disk is made from the disk image while the node serves. Nothing is installed.
 func TestPrepared(t *testing.T) {
 	type story struct {
 		node, boot string
@@ -540,8 +533,7 @@ func measuredTimes() talosapi.Times {
 	}
 }
 
-// TestPreparedOutage: a node whose system disk was prepared is away for 0.6 times as long at most, from
-// when its VM is stopped until it is healthy.
+// TestPreparedOutage: from the stop of its VM until it is healthy, such a node is away for 0.6 times as long at most.
 func TestPreparedOutage(t *testing.T) {
 	long(t)
 	away := func(t *testing.T, boot string) (away time.Duration) {
@@ -566,8 +558,7 @@ func TestPreparedOutage(t *testing.T) {
 	require(t, disk != 0 && float64(disk) <= 0.6*float64(iso), "%s by a prepared disk, %s by the ISO", disk, iso)
 }
 
-// TestPreparedKilled: whoever goes on after a kill, or cancels, ends as always, and every disk that was
-// prepared and not used is one that recast prune frees.
+// TestPreparedKilled: whoever goes on, or cancels, ends as always, and prune frees every disk that was not used.
 func TestPreparedKilled(t *testing.T) {
 	long(t)
 	for _, s := range []cluster.Strategy{cluster.Recreate, cluster.Reimage} {
@@ -608,8 +599,7 @@ func withParam(path, value string) func(record.Call) bool {
 	}
 }
 
-// TestPreparedLate: what a killed run had sent for a prepared disk is processed while the next one is at
-// work: before its own import, before the disk changes hands, before the VM starts.
+// TestPreparedLate: what a killed run had sent for a prepared disk is processed while the next one is at work.
 func TestPreparedLate(t *testing.T) {
 	type story struct {
 		strategy   cluster.Strategy
@@ -643,8 +633,7 @@ func TestPreparedLate(t *testing.T) {
 	})
 }
 
-// TestPreparedGone: someone takes the prepared disk away while the node is down: what is left to do is
-// said, and the old system disk comes back.
+// TestPreparedGone: someone takes the prepared disk away while the node is down: the old system disk comes back.
 func TestPreparedGone(t *testing.T) {
 	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.BootsDisks("disk")

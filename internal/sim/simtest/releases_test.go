@@ -247,8 +247,7 @@ func TestEveryReleaseIsTested(t *testing.T) {
 	requireSame(t, want, got, "releases (-CHANGELOG.md +%s), see docs/notes/release.md", releaseDir)
 }
 
-// TestNewerRecastHasBeenHere: a record that a newer recast has written stops every command that would change
-// something of its node, until that recast has finished it.
+// TestNewerRecastHasBeenHere: a newer recast's record stops every other until that recast has finished it.
 func TestNewerRecastHasBeenHere(t *testing.T) {
 	eachInBubble(t, map[string]string{
 		"another version": `{"version":99,`, "another field": `{"also":true,"version":1,`,

@@ -385,8 +385,7 @@ func (l *Lab) observed(t *testing.T, e sdktrace.SpanExporter) (c *Client, ctx co
 	return c, ctx, warned
 }
 
-// TestTelemetryOfARoll: the collector sees run → node → step → call, the metrics match the
-// report, and the log has every change that the servers saw.
+// TestTelemetryOfARoll: spans are run → node → step → call, metrics match the report, the log has every change.
 func TestTelemetryOfARoll(t *testing.T) {
 	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)
@@ -522,8 +521,7 @@ func requireMetrics(t *testing.T, lab *Lab, rep pipeline.Report, fared ui.Fared)
 		"the exit code, or the time of drains, is not what it was")
 }
 
-// TestTelemetryWithoutACollector: a collector that refuses, hangs or fails costs a roll no
-// time, and there is one warning.
+// TestTelemetryWithoutACollector: one that refuses, hangs or fails costs no time, and there is one warning.
 func TestTelemetryWithoutACollector(t *testing.T) {
 	long(t)
 	took := map[string]time.Duration{}
@@ -555,8 +553,7 @@ func TestTelemetryWithoutACollector(t *testing.T) {
 	}
 }
 
-// TestTelemetryKeepsSecrets: a machine quotes the configuration that it rejects, in whole or
-// in part. No secret is in the message, and of that call the telemetry has only its code.
+// TestTelemetryKeepsSecrets: a machine quotes the configuration that it rejects, in whole or in part.
 func TestTelemetryKeepsSecrets(t *testing.T) {
 	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		b := lab.Talos.Secrets

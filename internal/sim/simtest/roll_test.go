@@ -115,8 +115,7 @@ func TestRollBringsAnExtensionPatchOntoTheWorkers(t *testing.T) {
 	})
 }
 
-// TestRollOfAnotherPatch rolls patches of two extensions, one after the other: that of the workers, and
-// that of all nodes.
+// TestRollOfAnotherPatch rolls patches of two extensions in turn: that of the workers, and that of all nodes.
 func TestRollOfAnotherPatch(t *testing.T) {
 	eachLong(t, sim.Options{ControlPlanes: 1, Workers: 2}, map[string]struct{ surge, prepared bool }{
 		"alone": {}, "with a surge node": {surge: true}, "with prepared disks": {prepared: true}, "with both": {true, true},
@@ -163,8 +162,7 @@ func TestRecreatedInItsPool(t *testing.T) {
 	})
 }
 
-// TestReplicationOutlivesARoll: a job that a new system disk would break stops the roll of
-// its node; the remedy in the refusal lifts it, and the job continues.
+// TestReplicationOutlivesARoll: a job stops the roll of its node; the remedy in the refusal lifts it.
 func TestReplicationOutlivesARoll(t *testing.T) {
 	const id = "9031-0"
 	type story struct {
@@ -533,8 +531,7 @@ func TestWorkersAtATime(t *testing.T) {
 	})
 }
 
-// TestOneOfThreeFails rolls two workers at a time, of which one fails while it is down:
-// the other one is finished, the third is not touched.
+// TestOneOfThreeFails: of two workers at a time one fails; the other one is finished, the third is not touched.
 func TestOneOfThreeFails(t *testing.T) {
 	type story struct {
 		fail string // a request to Proxmox
@@ -572,8 +569,7 @@ func TestAForeignCordonStays(t *testing.T) {
 	})
 }
 
-// TestAnotherNodeIsDown: one more down would exceed the limit. A foreign Node, or one that
-// a person has taken down, does not count.
+// TestAnotherNodeIsDown: a foreign Node, or one that a person has taken down, does not count.
 func TestAnotherNodeIsDown(t *testing.T) {
 	long(t)
 	off := func(node string) edit { return func(l *Lab) { must(l.t, l.World.PowerOff(l.node(node).VMID)) } }
@@ -687,8 +683,7 @@ func TestPauseDuringARoll(t *testing.T) {
 	})
 }
 
-// TestAControllerTakesANode: a node that Cluster API has taken over since the plan was made is not touched, and no
-// command plans to; the others are rolled, and what was begun is finished.
+// TestAControllerTakesANode: what Cluster API has taken over since the plan is not touched; what was begun is finished.
 func TestAControllerTakesANode(t *testing.T) {
 	inLongLab(t, sim.Options{}, func(t *testing.T, lab *Lab) {
 		const mark, its = "cluster.x-k8s.io/machine", "is of Cluster API (cluster.x-k8s.io/machine: wk-7), which creates and deletes its VM"

@@ -55,8 +55,7 @@ func (c silentCell) String() string {
 	return strings.TrimSpace(fmt.Sprintf("%s %d %s", c.what, c.n, strings.Trim(c.also.String(), ".")))
 }
 
-// mute records the requests to machines, and makes the machine that gets the n-th one of a
-// kind never answer that kind again.
+// mute makes the machine that gets the n-th request of a kind never answer that kind again.
 type mute struct {
 	silentCell
 
@@ -120,8 +119,7 @@ func (v silentVerb) lab(t *testing.T) (l *Lab, members map[string]string) {
 	return l, members
 }
 
-// at silences a machine, and checks how the command ends, and that the same one succeeds
-// once the machine answers again.
+// at silences a machine: the command ends as it has to, and succeeds once the machine answers again.
 func (v silentVerb) at(t *testing.T, c silentCell) {
 	l, members := v.lab(t)
 	m, err := l.during(c, func() error { return inTime(t.Context(), t, v.do(l.as(secondRun), v.node)) })
@@ -290,8 +288,7 @@ func rolledBefore(node string) edit {
 	}
 }
 
-// silentReads are the commands that change nothing; all of a command's cells share a
-// world. Their results count as output besides the error.
+// silentReads are commands that change nothing. Their results count as output besides the error.
 func silentReads() map[string]func(context.Context, *Client) (any, error) {
 	return map[string]func(context.Context, *Client) (any, error){
 		"drift":        func(ctx context.Context, c *Client) (any, error) { return c.Drift(ctx) },
@@ -360,8 +357,7 @@ func TestSilence(t *testing.T) {
 	}
 }
 
-// readSilently silences a machine for each request in turn, in one world. If another
-// machine is asked instead, the output must be as usual.
+// readSilently silences a machine for each request in turn. If another is asked instead, the output is as usual.
 func readSilently(t *testing.T, read func(context.Context, *Client) (any, error)) (silenced int64) {
 	l := New(t, sim.Options{ControlPlanes: 3, Workers: 1})
 	l.Patch(everywhere)
@@ -434,8 +430,7 @@ func slowStrikes() map[string]func(l *Lab, c *Client) {
 	return strikes
 }
 
-// TestSlowServers: while an API is slow, or refuses every connection, for a minute at every single step of a node, no
-// step fails, and the final world is that of an undisturbed roll.
+// TestSlowServers: no step fails while an API is slow or refuses for a minute at every step, and the world is the same.
 func TestSlowServers(t *testing.T) {
 	rolls := []slowRoll{{"wk1", cluster.Recreate}, {"cp2", cluster.Recreate}, {"wk1", cluster.InPlace}, {"cp2", cluster.InPlace}}
 	for _, s := range rolls {
@@ -588,8 +583,7 @@ func (a asked) require(t *testing.T, command string, most mostAsked, nodes int, 
 		"%s: Proxmox has sent %d bytes about %d nodes, more than %d", command, a.Bytes["proxmox"], nodes, limit)
 }
 
-// TestDriftAsksLittle counts the requests of a drift, and how many of them depend on an
-// earlier answer: in this lab only the network takes time.
+// TestDriftAsksLittle counts requests, and how many depend on an earlier answer: here only the network takes time.
 func TestDriftAsksLittle(t *testing.T) {
 	const latency = 20 * time.Millisecond
 	inLab(t, sim.Options{ControlPlanes: 3, Workers: 3, Hosts: 2, Latency: latency}, func(t *testing.T, lab *Lab) {

@@ -209,8 +209,7 @@ func (l *Lab) robustness(volume string) string {
 	return s
 }
 
-// TestRollStopsWhereVolumesStayBroken: a volume is not whole in time, so no other node follows; the next run
-// does not take the other replica's node before it is.
+// TestRollStopsWhereVolumesStayBroken: no other node follows; the next run waits with the other replica's node, too.
 func TestRollStopsWhereVolumesStayBroken(t *testing.T) {
 	long(t)
 	inStorageLab(t, (*Lab).runLonghorn, 2, func(t *testing.T, lab *Lab) {
@@ -235,8 +234,7 @@ func TestRollStopsWhereVolumesStayBroken(t *testing.T) {
 	})
 }
 
-// TestReplicasOfTwoWorkersAtATime: both may go at once, but each has the other replica of a volume: one waits
-// for the other.
+// TestReplicasOfTwoWorkersAtATime: both may go at once, but each has the other replica: one waits for the other.
 func TestReplicasOfTwoWorkersAtATime(t *testing.T) {
 	long(t)
 	inStorageLab(t, (*Lab).runLonghorn, 2, func(t *testing.T, lab *Lab) {
@@ -272,8 +270,7 @@ func TestInterruptedRollWaitsForReplicas(t *testing.T) {
 
 const piraeusSpace = "piraeus-datastore"
 
-// runLINSTOR installs Piraeus as its operator does: its objects, LINSTOR's controller behind a Service, and a
-// satellite on each worker.
+// runLINSTOR installs Piraeus as its operator does: objects, LINSTOR's controller, and a satellite on each worker.
 func (l *Lab) runLINSTOR(workers ...string) {
 	l.installPiraeus()
 	l.put(store.Namespaces(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: piraeusSpace}})
@@ -461,8 +458,7 @@ func storageLab(run func(l *Lab, names ...string), workers int) inLabOf {
 	return func(t *testing.T, test func(t *testing.T, lab *Lab)) { inStorageLab(t, run, workers, test) }
 }
 
-// TestRollWaitsForLINSTOR: each node is out with a copy, DRBD fills that again, and the next node waits for it, also
-// while the controller moves. The properties of LINSTOR stay as they are.
+// TestRollWaitsForLINSTOR: the next node waits for DRBD, also while the controller moves. Properties stay as they are.
 func TestRollWaitsForLINSTOR(t *testing.T) {
 	long(t)
 	rollWaits(t, storageRoll{
@@ -479,8 +475,7 @@ func TestRollWaitsForLINSTOR(t *testing.T) {
 	})
 }
 
-// TestQuorumOfTwoWorkersAtATime: a volume with three copies needs two of them, so that its workers go one after the other
-// although two may go.
+// TestQuorumOfTwoWorkersAtATime: a volume with three copies needs two, so one worker goes after the other.
 func TestQuorumOfTwoWorkersAtATime(t *testing.T) {
 	long(t)
 	stories := map[string]int{"with a quorum": 1, "without": 2}
@@ -579,8 +574,7 @@ func TestLINSTOREvictsWithoutHold(t *testing.T) {
 // putOfNode is recast's change of wk1 in LINSTOR.
 const putOfNode = "services/linstor-controller:3370/proxy/v1/nodes/wk1 " + http.MethodPut
 
-// TestLINSTORHoldOfAKilledRun: wherever a run is killed, the next one gives back exactly what was there, and so does
-// recover.
+// TestLINSTORHoldOfAKilledRun: the next run gives back exactly what was there, and so does recover.
 func TestLINSTORHoldOfAKilledRun(t *testing.T) {
 	long(t)
 	moments := []moment{
@@ -655,8 +649,7 @@ func TestLINSTORHoldIsRefused(t *testing.T) {
 	})
 }
 
-// TestLINSTORHoldIsLeft: if the property can't be given back, the roll says so, with the command that does it, and fails;
-// the next one gives it back.
+// TestLINSTORHoldIsLeft: the roll says so, with the command that gives the property back; the next one does that.
 func TestLINSTORHoldIsLeft(t *testing.T) {
 	long(t)
 	inEvictingLab(t, func(t *testing.T, lab *Lab) {

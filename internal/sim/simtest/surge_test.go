@@ -93,8 +93,7 @@ func (l *Lab) requireNoSurge(t *testing.T) {
 	}
 }
 
-// TestSurge renews three workers, which have data disks, and counts how many serve meanwhile: with a
-// surge node in their place, no fewer than before.
+// TestSurge counts how many of three workers serve: with a surge node in their place, no fewer than before.
 func TestSurge(t *testing.T) {
 	type story struct {
 		surge, out string // roll.surge, and roll.maxUnavailable.workers
@@ -125,8 +124,7 @@ func TestSurge(t *testing.T) {
 	})
 }
 
-// TestSurgeAgain makes a surge node of which an earlier roll has left a parking VM, and an entry in Talos'
-// discovery. It has UEFI, so a disk for its variables.
+// TestSurgeAgain: an earlier roll has left a parking VM of the surge node, and an entry in Talos' discovery.
 func TestSurgeAgain(t *testing.T) {
 	inLongLab(t, sim.Options{ControlPlanes: 1, Workers: 2}, func(t *testing.T, lab *Lab) {
 		lab.AddSurge(1)
@@ -154,8 +152,7 @@ func (l *Lab) requireSurgeStays(t *testing.T) {
 	requireSame(t, []string{surgeNode}, l.status().Surge, "what status says is left over (-want +got)")
 }
 
-// TestSurgeWithData does not remove a surge node with data that only it has. The roll says why, and the
-// next one removes the node once that may be lost.
+// TestSurgeWithData: a surge node with data that only it has stays until that may be lost.
 func TestSurgeWithData(t *testing.T) {
 	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.AddSurge(1)
@@ -194,8 +191,7 @@ func TestSurgeGetsData(t *testing.T) {
 	})
 }
 
-// TestSurgeAfterAFailure: where a worker fails, the surge node stays. What a person does then decides
-// what becomes of it.
+// TestSurgeAfterAFailure: the surge node stays. What a person does then decides what becomes of it.
 func TestSurgeAfterAFailure(t *testing.T) {
 	eachLong(t, sim.Options{ControlPlanes: 1, Workers: 2}, map[string]func(t *testing.T, lab *Lab){
 		"the next roll goes on": func(t *testing.T, lab *Lab) {
@@ -312,8 +308,7 @@ type surging struct {
 	stop func()
 }
 
-// TestSurgeInstalledTwice: a surge node loses its power while Talos is installed on it, so that the next roll gives it
-// another blank disk. Both are freed with it: one that stayed would keep the next roll from making it.
+// TestSurgeInstalledTwice: without power while Talos is installed, it gets another blank disk. Both are freed with it.
 func TestSurgeInstalledTwice(t *testing.T) {
 	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.AddSurge(1)
@@ -328,8 +323,7 @@ func TestSurgeInstalledTwice(t *testing.T) {
 	})
 }
 
-// TestSurgeKilled kills a roll with a surge node at points of every kind. The next roll, with the
-// journal or without, comes to the same end.
+// TestSurgeKilled: the next roll, with the journal or without, comes to the same end.
 func TestSurgeKilled(t *testing.T) {
 	long(t)
 	killGrid[surging]{
@@ -355,8 +349,7 @@ func TestSurgeKilled(t *testing.T) {
 	}.killEverywhere(t)
 }
 
-// job runs recast in pods of the lab's cluster, one after the other, as a Job does that replaces a pod
-// when it has ended. No pod has the journal of another.
+// job runs recast in one pod after the other, as a Job does. No pod has the journal of another.
 type job struct {
 	*Lab
 	on     []string // nodes of its first pods; beyond them the scheduler chooses
@@ -415,8 +408,7 @@ func (j *job) end(name string) {
 	j.loseJournal()
 }
 
-// once runs recast in the next pod until it ends. Its kubelet sends it SIGTERM when the pod is to end, and
-// SIGKILL when the grace period is over.
+// once runs recast in the next pod until it ends: SIGTERM when the pod is to end, SIGKILL after the grace period.
 func (j *job) once(t *testing.T) error {
 	own, node := j.start()
 	c := j.as(fmt.Sprintf("20000101-0000-%04d", j.pods))

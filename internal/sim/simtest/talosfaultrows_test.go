@@ -271,8 +271,7 @@ func normalTroubles() map[string]*talosFault {
 	}
 }
 
-// faultsOfNames: another machine takes the node's name, or the node another name, at every
-// moment before recast uses the name.
+// faultsOfNames: another machine takes the node's name, or the node another, before recast uses the name.
 func faultsOfNames() map[string]*talosFault {
 	const (
 		another = "Kubernetes has UUID 5ec0ffee-0000-4000-8000-000000009032 for node wk1, whose VM 9031 has 5ec0ffee-0000-4000-8000-000000009031: two machines have its name"
@@ -438,8 +437,7 @@ func faultsOfTheAPI(s cluster.Strategy) map[string]*talosFault {
 	}
 }
 
-// faultsOfVolumes: pods' volumes are not detached. A machine that is upgraded in place
-// keeps its disks, including those of pods.
+// faultsOfVolumes: pods' volumes are not detached. An upgrade in place keeps all disks.
 func faultsOfVolumes(s cluster.Strategy) map[string]*talosFault {
 	hangs := &talosFault{
 		first: podDisk, mends: inTurn(podDiskGone, podDiskFreed), kind: fault.Refused, stands: untouched,

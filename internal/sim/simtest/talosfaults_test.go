@@ -191,8 +191,7 @@ func (s *talosScene) requireWell(members map[string]string) {
 	s.Lab.requireWell(s.rolls, map[bool]int{true: 1, false: 0}[s.parks || s.strategy != cluster.InPlace], members)
 }
 
-// requireWell requires a node to serve in a healthy cluster with that many kept disks and no
-// claim. Of the members of etcd only its own may be another one.
+// requireWell requires a node to serve in a healthy cluster. Of etcd's members only its own may be another one.
 func (l *Lab) requireWell(node string, kept int, members map[string]string) {
 	l.requireServing(node)
 	l.requireKept(kept)
@@ -226,8 +225,7 @@ func (s *talosScene) machineState() machineState {
 	return machineState{Config: maps.Clone(s.vm(s.rolled().VMID).Config), Boot: s.machine(s.rolls).BootID}
 }
 
-// TestTalosFaults plays each of them in its own world: the roll ends in time and says what a person needs to know,
-// nothing irreplaceable is lost, and after the fault the remedy ends in sync.
+// TestTalosFaults: a roll ends in time, says what a person needs to know, loses nothing, and the remedy ends in sync.
 func TestTalosFaults(t *testing.T) {
 	for name, f := range talosFaults() {
 		t.Run(name, func(t *testing.T) {
@@ -261,8 +259,7 @@ func TestDrainFaults(t *testing.T) {
 	t.Attr("drain-faults", fmt.Sprint(faults))
 }
 
-// TestCtrlCInADrain interrupts a roll while a pod is terminating. It leaves a cordoned,
-// complete node, from which the next roll continues; it evicts only the remaining pods.
+// TestCtrlCInADrain leaves a cordoned, complete node, from which the next roll continues with the remaining pods.
 func TestCtrlCInADrain(t *testing.T) {
 	long(t)
 	faults := map[string]*talosFault{}
@@ -282,8 +279,7 @@ func (l *Lab) toRack(name, rack string) {
 	must(l.t, errOf(l.Kube.Store().Update(l.t.Context(), store.Nodes(), node, store.Main)))
 }
 
-// TestMetadataOfTheSameNode: a person's changes of a Node during its roll are kept; a new
-// Node of that name gets the old one's metadata.
+// TestMetadataOfTheSameNode: changes of a Node during its roll are kept; a new Node gets the old one's metadata.
 func TestMetadataOfTheSameNode(t *testing.T) {
 	long(t)
 	racked := func(meanwhile func(*talosScene), want string) *talosFault {

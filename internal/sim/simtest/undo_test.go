@@ -480,8 +480,7 @@ func splitOutside(line, separator string) (parts []string) {
 	return append(parts, line[start:])
 }
 
-// tokenEnd is the length of a line's first token: a quoted text, the output of a command
-// in double quotes, an escaped character, or any other one.
+// tokenEnd is the length of a line's first token: quoted, "$(a command)", escaped, or one character.
 func tokenEnd(s string) int {
 	switch {
 	case strings.HasPrefix(s, `"$(`):
@@ -535,8 +534,7 @@ func (sh *undoShell) words(command string) ([]string, error) {
 	return words, nil
 }
 
-// TestUndoRollByHand kills the roll of a worker and restores it by hand: it boots its old system and is a healthy node
-// again. The next roll finds nothing to finish and rolls it again.
+// TestUndoRollByHand: a worker whose roll was killed boots its old system again, and the next roll rolls it.
 func TestUndoRollByHand(t *testing.T) {
 	long(t)
 	doc := readUndoDoc(t)
