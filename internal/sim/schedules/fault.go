@@ -559,7 +559,7 @@ func (p *play) isMissed(node int, vm world.VM, since time.Time) bool {
 var errStruck = errors.New("struck by a fault")
 
 func kinds() []kind {
-	return slices.Concat(processKinds(), lateKinds(), clockKinds(), serverKinds(), machineKinds(), foreignKinds(), strangerKinds(), otherKinds(), preparedKinds(), surgeKinds())
+	return slices.Concat(processKinds(), lateKinds(), clockKinds(), serverKinds(), machineKinds(), foreignKinds(), strangerKinds(), preparedKinds(), surgeKinds())
 }
 
 // processKinds returns the faults of recast's own process and its answers.

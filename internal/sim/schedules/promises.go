@@ -460,27 +460,6 @@ func (p *play) removeLocked() {
 	}
 }
 
-// screens keeps the last line of each machine's screen.
-type screens struct {
-	mu    sync.Mutex
-	lines map[string]string
-}
-
-// Write gets one line, prefixed with its source.
-func (s *screens) Write(line []byte) (int, error) {
-	who, text, _ := strings.Cut(string(line), ": ")
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.lines[who] = text
-	return len(line), nil
-}
-
-func (s *screens) last(who string) string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.lines[who]
-}
-
 // back binds Kubernetes volumes to nodes' system disks and then requests a rollback to the nodes' old system disks,
 // as nobody should: no node may lose its present disk. In the end the volumes are removed again.
 func (p *play) back() {
@@ -549,26 +528,6 @@ type others struct {
 	changed map[string]int            // VMs: call that last changed them
 }
 
-// otherKinds returns faults with other people's VMs that recast could mistake for its own.
-func otherKinds() []kind {
-	return []kind{
-		// Proxmox offers the lowest free number for a new VM.
-		{name: "squat", weight: 2, onNode: true, foreign: true, act: func(p *play, s *struck) (func(), error) {
-			id := p.lab.Nodes[s.Where].VMID
-			p.others.mu.Lock()
-			defer p.others.mu.Unlock()
-			p.others.squats[id] = true
-			return func() { p.removeTheirs(id) }, nil
-		}},
-	}
-}
-
-func (p *play) isOver() bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	return p.over
-}
-
 func (p *play) define(host string, id int, config map[string]string) error {
 	p.others.mu.Lock()
 	defer p.others.mu.Unlock()
@@ -608,7 +567,10 @@ func (p *play) squat(vms []world.VM) {
 	ids := slices.Sorted(maps.Keys(p.others.squats))
 	p.others.mu.Unlock()
 	for _, id := range ids {
-		if _, taken := numbered(vms, id); taken || p.isOver() {
+		p.mu.Lock()
+		over := p.over
+		p.mu.Unlock()
+		if _, taken := numbered(vms, id); taken || over {
 			continue
 		}
 		i := slices.IndexFunc(p.lab.Nodes, func(n sim.Node) bool { return n.VMID == id })
@@ -649,9 +611,8 @@ func (p *play) lookAtTheirs(vms []world.VM, after string) {
 // failTheirs fails unless the VM was removed meanwhile.
 func (p *play) failTheirs(id int, format string, args ...any) {
 	p.others.mu.Lock()
-	still := p.others.vms[id] != nil
-	p.others.mu.Unlock()
-	if still {
+	defer p.others.mu.Unlock()
+	if p.others.vms[id] != nil {
 		p.fail(format, args...)
 	}
 }
@@ -764,6 +725,14 @@ func strangerKinds() []kind {
 			return p.pretend(p.lab.Nodes[s.Where])
 		}},
 		{name: "reuses", weight: 2, onNode: true, foreign: true, act: func(p *play, s *struck) (func(), error) { return p.reuse(s.Where) }},
+		// Proxmox offers the lowest free number for a new VM.
+		{name: "squat", weight: 2, onNode: true, foreign: true, act: func(p *play, s *struck) (func(), error) {
+			id := p.lab.Nodes[s.Where].VMID
+			p.others.mu.Lock()
+			defer p.others.mu.Unlock()
+			p.others.squats[id] = true
+			return func() { p.removeTheirs(id) }, nil
+		}},
 	}
 }
 
@@ -788,13 +757,10 @@ func (p *play) await(moment func() bool) bool {
 
 func (p *play) exists(id int) bool { _, found := p.vm(id); return found }
 
-// theirs returns another person's disk, which must never be lost.
-func (p *play) theirs(what string) *world.Media { return world.NewMedia([]byte("what is on " + what)) }
-
 // settleIn makes another person's VM with a disk; both are removed in the end.
 func (p *play) settleIn(host string, id int) (func(), error) {
 	name := fmt.Sprintf("stranger-%d", id)
-	media := p.theirs(name)
+	media := world.NewMedia([]byte("what is on " + name)) // it must never be lost
 	config := map[string]string{"name": name, "memory": "512", "scsi0": sim.DiskStorage + ":1,serial=" + name}
 	if err := p.lab.World.DefineVM(host, id, config, map[string]*world.Media{"scsi0": media}); err != nil {
 		return nil, errNothing // somebody was faster

@@ -350,11 +350,7 @@ func TestRebuildKilled(t *testing.T) {
 		}, []string{"cp1 true", "cp2 true"}},
 	} {
 		t.Run(name, killGrid[*broken]{
-			begin: s.begin, do: rebuildsAs(thirdRun), choose: chosenPoints,
-			goOn: func(t *testing.T, b *broken, _ point) bool {
-				b.finish(t, rebuildsAs(secondRun))
-				return false
-			},
+			begin: s.begin, do: rebuildsAs(thirdRun), choose: chosenPoints, then: rebuildsAs(secondRun),
 			end: func(t *testing.T, b *broken) string {
 				b.require(t)
 				requireSame(t, s.kept, b.kept(t), "parked disks (-want +got)")

@@ -222,6 +222,13 @@ func rolls(policy planning.Policy) deed {
 	return func(ctx context.Context, c *Client) error { return errOf(c.Roll(ctx, policy)) }
 }
 
+func rollsAs(run string, policy planning.Policy) deed {
+	return func(ctx context.Context, c *Client) error {
+		c.Run = run
+		return errOf(c.Roll(ctx, policy))
+	}
+}
+
 // point is a changing request or a journal write at which a run can be killed: the nth of that name.
 // Its number among all of a run depends on how often the run said that it still holds its claim.
 type point struct {
@@ -366,8 +373,9 @@ type killGrid[W interface{ itself() *Lab }] struct {
 	begin func(t *testing.T) W // the world before the command
 	do    deed                 // the command
 
-	// goOn is what follows the kill; nil: the same command again. It says whether the end is another one.
+	// goOn is what follows the kill, or else then; neither: the same command again. It says whether the end is another one.
 	goOn func(t *testing.T, w W, at point) (elsewhere bool)
+	then deed
 
 	// end fails the test unless the world is as it has to be; its dump is the same after a kill as undisturbed.
 	end func(t *testing.T, w W) (dump string)
@@ -378,6 +386,9 @@ type killGrid[W interface{ itself() *Lab }] struct {
 }
 
 func (g killGrid[W]) killEverywhere(t *testing.T) {
+	if g.then == nil {
+		g.then = g.do
+	}
 	var points []point
 	var undisturbed string
 	synctest.Test(t, func(t *testing.T) {
@@ -402,7 +413,7 @@ func (g killGrid[W]) kill(t *testing.T, at point, undisturbed string) {
 		lab.loseJournal()
 	}
 	if g.goOn == nil {
-		_, more := lab.finish(t, g.do)
+		_, more := lab.finish(t, g.then)
 		broken += more
 	} else if g.goOn(t, w, at) {
 		return

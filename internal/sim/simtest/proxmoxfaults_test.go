@@ -497,10 +497,7 @@ func TestRollWithLostAnswers(t *testing.T) {
 		lab.Patch(sim.PatchedExtension)
 		lab.rollUnanswered(s.k, 3)
 		lab.requireRolled(t)
-		for serial, sum := range lab.Disks() {
-			was, persistent := before[serial]
-			require(t, !persistent || was == sum, "disk %s: %s before, %s after", serial, was, sum)
-		}
+		requireSame(t, before, lab.Disks(), "disks (-before +after)")
 	})
 }
 

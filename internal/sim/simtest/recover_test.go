@@ -691,10 +691,7 @@ func TestCrashRetention(t *testing.T) {
 			lab.Patch(everywhere)
 			return lab
 		},
-		do: func(ctx context.Context, c *Client) error {
-			c.Run = secondRun
-			return c.roll(onlyWorker)(ctx)
-		},
+		do: rollsAs(secondRun, onlyWorker),
 		choose: func(t *testing.T, points []point) []point {
 			first := 0
 			for i, p := range points { // the worker that frees a disk is the last one of its kind
@@ -707,11 +704,7 @@ func TestCrashRetention(t *testing.T) {
 			last := points[first-2:] // before, the record is closed and the protection lifted
 			return chosenKills(t, last, 1, func(p point) bool { return p.at == freed.at || p.at == freed.at+1 })
 		},
-		goOn: func(t *testing.T, lab *Lab, _ point) bool {
-			// Nodes with nothing to do are left alone, so this is no third roll.
-			must(t, lab.as(thirdRun).roll(onlyWorker)(t.Context()))
-			return false
-		},
+		then: rollsAs(thirdRun, onlyWorker), // nodes with nothing to do are left alone, so this is no third roll
 		end: func(t *testing.T, lab *Lab) string {
 			requireDrift(t, lab, lab.others("wk1")...)
 			lab.requireKept(1)

@@ -219,10 +219,7 @@ func TestRehearsalKilled(t *testing.T) {
 				mustBe(t, first >= 0 && last >= first, "points %q", points)
 				return everyPoint(t, points[first:last+2])
 			},
-			goOn: func(t *testing.T, lab *Lab, _ point) bool {
-				must(t, lab.second().roll(policyFor("wk1"))(t.Context()))
-				return false
-			},
+			then: rollsAs(secondRun, policyFor("wk1")),
 			end: func(t *testing.T, lab *Lab) string {
 				lab.requireNoScratch()
 				lab.RequireIntact()

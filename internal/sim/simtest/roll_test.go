@@ -50,7 +50,8 @@ func inDamagedLab(t *testing.T, o sim.Options, f func(t *testing.T, lab *Lab)) {
 }
 
 func inLongLab(t *testing.T, o sim.Options, f func(t *testing.T, lab *Lab)) {
-	inLongLab(t, o, f)
+	long(t)
+	inLab(t, o, f)
 }
 
 // played is what a test does with a story in its lab.
@@ -106,10 +107,7 @@ func TestRollBringsAnExtensionPatchOntoTheWorkers(t *testing.T) {
 		rep := lab.Client().mustRoll(planning.Policy{})
 		require(t, rep.Outcome == "done" && len(rep.Plan.Work()) == 2, "report %+v", rep)
 		requireInSync(t, lab)
-		after := lab.Disks()
-		for serial, sum := range before {
-			require(t, after[serial] == sum, "disk %s: %s before, %s after", serial, sum, after[serial])
-		}
+		requireSame(t, before, lab.Disks(), "disks (-before +after)")
 		again := lab.Client().mustRoll(planning.Policy{})
 		require(t, again.Outcome == "nothing to do" && again.Run == "", "a second roll: %+v", again)
 	})

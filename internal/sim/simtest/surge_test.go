@@ -334,11 +334,7 @@ func TestSurgeKilled(t *testing.T) {
 			c, stop := lab.watchCapacity(t.Context())
 			return surging{lab, c, stop}
 		},
-		do: rolls(policyFor("wk1")), choose: chosenPoints,
-		goOn: func(t *testing.T, s surging, _ point) bool {
-			s.finish(t, rolls(planning.Policy{}))
-			return false
-		},
+		do: rolls(policyFor("wk1")), choose: chosenPoints, then: rolls(planning.Policy{}),
 		end: func(t *testing.T, s surging) string {
 			s.stop()
 			require(t, !s.early && s.least >= 1, "at least %d served, drained too early %t", s.least, s.early)
