@@ -808,3 +808,35 @@ func (l *Lab) typed(t *testing.T, commands string) {
 	}
 	l.World.Delay(3 * time.Minute)
 }
+
+func partitioned(volid string, added ...artefact.Partition) edit {
+	return partitions(volid, func(p []artefact.Partition) []artefact.Partition { return append(p, added...) })
+}
+
+func unpartitioned(volid string, n int) edit {
+	return partitions(volid, func(p []artefact.Partition) []artefact.Partition { return p[:len(p)-n] })
+}
+
+func partitions(volid string, change func([]artefact.Partition) []artefact.Partition) edit {
+	return func(l *Lab) {
+		media := l.media(volid)
+		disk := valueOf(artefact.ReadDisk(media.Bytes()))(l.t)
+		disk.Partitions = change(disk.Partitions)
+		media.Write(artefact.WriteDisk(disk))
+	}
+}
+
+func labelled(label string) artefact.Partition {
+	return artefact.Partition{Label: label, UUID: "0b5f0000-0000-4000-8000-000000000001", Filesystem: "xfs", FilesystemUUID: "0b5f0000-0000-4000-8000-000000000002"}
+}
+
+func (l *Lab) labels(volid string) []string {
+	disk := valueOf(artefact.ReadDisk(l.media(volid).Bytes()))(l.t)
+	return ofEach(disk.Partitions, func(p artefact.Partition) string { return p.Label })
+}
+
+func (l *Lab) media(volid string) *world.Media {
+	m := l.World.Media(volid, "pve1")
+	mustBe(l.t, m != nil, "there is no %s", volid)
+	return m
+}

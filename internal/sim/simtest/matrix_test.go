@@ -91,10 +91,15 @@ type matrixCall struct {
 // begin makes a lab in the state in which the faults begin.
 func (x matrixExchange) begin(t *testing.T) *matrixLab {
 	l := newMatrixLab(t, x.shape)
+	x.giveUp(l)
+	return l
+}
+
+func (x matrixExchange) giveUp(l *matrixLab) {
 	if x.givenUp != "" {
 		l.killAt(x.strategy, x.givenUp)
+		l.recorder.Hooks(nil, nil)
 	}
-	return l
 }
 
 func (l *matrixLab) killAt(strategy cluster.Strategy, point string) {

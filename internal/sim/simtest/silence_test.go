@@ -183,50 +183,39 @@ func (l *Lab) requireNamed(t *testing.T, said string, what rpc, vmid int) {
 	named := slices.ContainsFunc(l.Nodes, func(n sim.Node) bool {
 		return n.VMID == vmid && (strings.Contains(said, n.Name) || strings.Contains(said, n.Addr.String()))
 	})
-	says := silentCalls()[what]
+	says := what.says()
 	require(t, named && says != "" && strings.Contains(said, says) && strings.Contains(said, "gave up"),
 		"VM %d does not answer %s (%q), and this is said:\n%s", vmid, what, says, said)
 }
 
 var machineStatus = rpc{"/cosi.resource.State/Get", runtime.MachineStatusType}
 
-// silentCalls is all of recast's requests to machines, with their names in errors.
-func silentCalls() map[rpc]string {
-	calls := map[rpc]string{
-		connection:                                            "connection",
-		{"/machine.MachineService/Version", ""}:               "read Talos version",
-		{"/machine.MachineService/Read", ""}:                  "read /",
-		{"/machine.MachineService/EtcdMemberList", ""}:        "list etcd's members",
-		{"/machine.MachineService/EtcdStatus", ""}:            "read etcd's status",
-		{"/machine.MachineService/EtcdAlarmList", ""}:         "list etcd's alarms",
-		{"/machine.MachineService/EtcdSnapshot", ""}:          "read etcd's snapshot",
-		{"/machine.MachineService/EtcdForfeitLeadership", ""}: "hand etcd's leadership over",
-		{"/machine.MachineService/EtcdLeaveCluster", ""}:      "leave etcd",
-		{"/machine.MachineService/EtcdRecover", ""}:           "upload the snapshot",
-		{"/machine.MachineService/Bootstrap", ""}:             "begin with ",
-		{"/machine.MachineService/ServiceList", ""}:           "list the services",
-		{"/machine.MachineService/ApplyConfiguration", ""}:    "apply",
-		{"/machine.MachineService/Reboot", ""}:                "reboot",
-		{"/machine.MachineService/Rollback", ""}:              "roll back",
-		{"/machine.MachineService/Upgrade", ""}:               "install",
-		{"/machine.MachineService/List", ""}:                  "list /",
-		{"/machine.ImageService/Pull", ""}:                    "pull ",
-		{"/machine.LifecycleService/Upgrade", ""}:             "install ",
+// says is how recast's errors name a request.
+func (r rpc) says() string {
+	if r.resource != "" {
+		return map[string]string{"Get": "read ", "List": "list "}[path.Base(r.method)] + r.resource
 	}
-	for _, r := range []string{
-		"SystemInformations.hardware.talos.dev", "HostnameStatuses.net.talos.dev", "Nodenames.kubernetes.talos.dev", "MachineTypes.config.talos.dev", "MachineStatuses.runtime.talos.dev",
-		"UnattendedInstallStatuses.runtime.talos.dev", "SecurityStates.talos.dev", "BootIDs.runtime.talos.dev", "BootedEntries.talos.dev", "KernelCmdlines.runtime.talos.dev",
-		"SystemDisks.block.talos.dev", "BootstrapManifestsConfigs.kubernetes.talos.dev", "KubeletSpecs.kubernetes.talos.dev", "Services.v1alpha1.talos.dev",
-	} {
-		calls[rpc{"/cosi.resource.State/Get", r}] = "read " + r
-	}
-	for _, r := range []string{
-		"APIServerConfigs.kubernetes.talos.dev", "ControllerManagerConfigs.kubernetes.talos.dev", "SchedulerConfigs.kubernetes.talos.dev",
-		"AddressSpecs.net.talos.dev", "AddressStatuses.net.talos.dev", "DiscoveredVolumes.block.talos.dev", "DNSUpstreams.net.talos.dev", "Disks.block.talos.dev", "ExtensionStatuses.runtime.talos.dev", "MachineConfigs.config.talos.dev", "LinkStatuses.net.talos.dev", "Members.cluster.talos.dev", "OperatorSpecs.net.talos.dev", "RouteStatuses.net.talos.dev", "VolumeStatuses.block.talos.dev",
-	} {
-		calls[rpc{"/cosi.resource.State/List", r}] = "list " + r
-	}
-	return calls
+	return map[string]string{
+		connection.method:                               "connection",
+		"/machine.MachineService/Version":               "read Talos version",
+		"/machine.MachineService/Read":                  "read /",
+		"/machine.MachineService/EtcdMemberList":        "list etcd's members",
+		"/machine.MachineService/EtcdStatus":            "read etcd's status",
+		"/machine.MachineService/EtcdAlarmList":         "list etcd's alarms",
+		"/machine.MachineService/EtcdSnapshot":          "read etcd's snapshot",
+		"/machine.MachineService/EtcdForfeitLeadership": "hand etcd's leadership over",
+		"/machine.MachineService/EtcdLeaveCluster":      "leave etcd",
+		"/machine.MachineService/EtcdRecover":           "upload the snapshot",
+		"/machine.MachineService/Bootstrap":             "begin with ",
+		"/machine.MachineService/ServiceList":           "list the services",
+		"/machine.MachineService/ApplyConfiguration":    "apply",
+		"/machine.MachineService/Reboot":                "reboot",
+		"/machine.MachineService/Rollback":              "roll back",
+		"/machine.MachineService/Upgrade":               "install",
+		"/machine.MachineService/List":                  "list /",
+		"/machine.ImageService/Pull":                    "pull ",
+		"/machine.LifecycleService/Upgrade":             "install ",
+	}[r.method]
 }
 
 // silentVerbs are the commands that change a node; each needs its own world.

@@ -708,3 +708,47 @@ func TestHoldBesideASilentSystem(t *testing.T) {
 
 // silentLINSTOR has no change of wk1 in LINSTOR arrive.
 func silentLINSTOR(l *Lab) { l.dropsCalls(putOfNode) }
+
+var (
+	longhornNodes    = resource("longhorn.io/v1beta2", "nodes", "Node", true)
+	longhornReplicas = resource("longhorn.io/v1beta2", "replicas", "Replica", true)
+	longhornSettings = resource("longhorn.io/v1beta2", "settings", "Setting", true)
+	longhornEngines  = resource("longhorn.io/v1beta2", "engines", "Engine", true)
+	longhornKinds    = []store.Resource{longhornNodes, longhornVolumes, longhornReplicas, longhornSettings, longhornEngines}
+	cephClusters     = resource("ceph.rook.io/v1", "cephclusters", "CephCluster", true)
+)
+
+// longhorn has two replicas on wk1, in that directory.
+func longhorn(path string) edit {
+	return func(l *Lab) {
+		l.put(longhornNodes.GroupVersionResource, object(longhornNodes, "longhorn-system", "wk1", map[string]any{
+			"spec": map[string]any{"disks": map[string]any{"default": map[string]any{"diskType": "filesystem", "path": path}}},
+			"status": map[string]any{"diskStatus": map[string]any{"default": map[string]any{
+				"diskUUID": "0b5f", "scheduledReplica": map[string]any{"r1": int64(1 << 30), "r2": int64(1 << 30)},
+				"conditions": []any{map[string]any{"type": "Ready", "status": "True"}},
+			}}},
+		}))
+	}
+}
+
+// rook has a monitor on wk1 with its data below that directory.
+func rook(dir string) edit {
+	return func(l *Lab) {
+		l.put(cephClusters.GroupVersionResource, object(cephClusters, "rook-ceph", "ceph", map[string]any{"spec": map[string]any{"dataDirHostPath": dir}}))
+		l.put(store.Pods(), &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Name: "rook-ceph-mon-a", Namespace: "rook-ceph", Labels: map[string]string{"app": "rook-ceph-mon"}},
+			Spec: corev1.PodSpec{
+				NodeName: "wk1", Containers: []corev1.Container{{Name: "mon", Image: "quay.io/ceph/ceph"}},
+				Volumes: []corev1.Volume{{Name: "ceph-daemon-data", VolumeSource: corev1.VolumeSource{HostPath: &corev1.HostPathVolumeSource{Path: dir + "/mon-a/data"}}}},
+			},
+		})
+	}
+}
+
+func object(r store.Resource, namespace, name string, content map[string]any) *unstructured.Unstructured {
+	u := &unstructured.Unstructured{Object: content}
+	u.SetGroupVersionKind(r.GVK())
+	u.SetNamespace(namespace)
+	u.SetName(name)
+	return u
+}

@@ -34,31 +34,35 @@ func TestUndoByHand(t *testing.T) {
 }
 
 func undoCells() (cells []undoCell) {
+	add := func(strategy cluster.Strategy, owned ownership, givenUp string, changes ...func(*matrixShape)) {
+		x := matrixExchange{strategy, givenUp, usualShape(owned, strategy)}
+		for _, change := range changes {
+			change(&x.shape)
+		}
+		cells = append(cells, undoCell{matrixExchange: x})
+	}
 	for _, owned := range ownerships() {
 		for _, strategy := range []cluster.Strategy{cluster.Recreate, cluster.Reimage, cluster.Rollback} {
-			cells = append(cells, undoCell{strategy: strategy, shape: usualShape(owned, strategy)})
+			add(strategy, owned, "")
 		}
 	}
-	stray := usualShape(bothDisks, cluster.Recreate)
-	stray.orphan = true
-	walled := usualShape(ownDisks, cluster.Recreate)
-	walled.walled = true
-	return append(cells, undoCell{strategy: cluster.Recreate, shape: stray}, undoCell{strategy: cluster.Recreate, shape: walled},
-		undoCell{strategy: cluster.Recreate, shape: usualShape(ownDisks, cluster.Recreate).withPrepared(true)},
-		undoCell{strategy: cluster.Reimage, shape: usualShape(bothDisks, cluster.Reimage).withPrepared(true)},
-		undoCell{strategy: cluster.Recreate, shape: usualShape(ownDisks, cluster.Recreate), givenUp: vmDeleted},
-		undoCell{strategy: cluster.Reimage, shape: usualShape(ownDisks, cluster.Reimage), givenUp: allAttached})
+	prepared := func(s *matrixShape) { s.prepared = true }
+	add(cluster.Recreate, bothDisks, "", func(s *matrixShape) { s.orphan = true })
+	add(cluster.Recreate, ownDisks, "", func(s *matrixShape) { s.walled = true })
+	add(cluster.Recreate, ownDisks, "", prepared)
+	add(cluster.Reimage, bothDisks, "", prepared)
+	add(cluster.Recreate, ownDisks, vmDeleted)
+	add(cluster.Reimage, ownDisks, allAttached)
+	return cells
 }
 
 type undoCell struct {
-	strategy cluster.Strategy
-	shape    matrixShape
-	givenUp  string // the point at which recast itself begins to put everything back; "": never
-	doc      undoDoc
+	matrixExchange
+	doc undoDoc
 }
 
 func (c undoCell) String() string {
-	name := matrixExchange{c.strategy, c.givenUp, c.shape}.String()
+	name := c.matrixExchange.String()
 	if c.shape.orphan {
 		name += "-stray"
 	}
@@ -68,18 +72,10 @@ func (c undoCell) String() string {
 	return name
 }
 
-func (c undoCell) begin(l *matrixLab) {
-	if c.givenUp != "" {
-		l.killAt(c.strategy, c.givenUp)
-		l.recorder.Hooks(nil, nil)
-	}
-}
-
 func (c undoCell) run(t *testing.T) {
 	var calls []record.Call
 	synctest.Test(t, func(t *testing.T) {
-		l := newMatrixLab(t, c.shape)
-		c.begin(l)
+		l := c.begin(t)
 		before := len(l.recorder.Calls())
 		ctx, life := l.live(t.Context())
 		must(t, life.exchange(ctx, c.strategy, c.givenUp != ""))
@@ -131,7 +127,7 @@ func undoCuts(call record.Call) []matrixFault {
 func (c undoCell) undo(t *testing.T, at matrixStrike, where string) bool {
 	l := newMatrixLab(t, c.shape)
 	before, parkedBefore := l.dump(), l.drivesOfParking()
-	c.begin(l)
+	c.giveUp(l)
 	ctx, life := l.live(t.Context())
 	life.strike(at)
 	_ = life.exchange(ctx, c.strategy, c.givenUp != "") // it was killed, or had nothing left to do
