@@ -89,8 +89,7 @@ func TestInit(t *testing.T) {
 				must(t, errOf(lab.Lab.Patch(t.Context(), sim.CommonExtension, true)))
 				must(t, errOf(me.Lock(t.Context(), pipeline.LockOptions{Update: true})))
 				rep := me.mustRoll(planning.Policy{})
-				require(t, rep.Outcome == "done" && len(rep.Plan.Work()) == len(lab.Nodes),
-					"a roll by what init has written: %+v", rep)
+				require(t, rep.Outcome == "done" && len(rep.Plan.Work()) == len(lab.Nodes), "rolled by the new files: %+v", rep)
 				requireInitInSync(t, me)
 			})
 		})
@@ -142,8 +141,7 @@ func TestInitRefuses(t *testing.T) {
 
 		me := lab.Client()
 		res := valueOf(me.Init(t.Context(), t.TempDir(), setup.InitOptions{Exclude: []string{"wk1"}}))(t)
-		require(t, len(res.Nodes) == 1 && slices.Equal(res.Left, []string{"wk1"}),
-			"without wk1 it found %+v, left %q", res.Nodes, res.Left)
+		require(t, len(res.Nodes) == 1 && slices.Equal(res.Left, []string{"wk1"}), "found %+v, left %q", res.Nodes, res.Left)
 		requireSays(t, read(t, me.Dir, "recast.yaml"), "# wk1 was left out")
 		requireInitInSync(t, me)
 
@@ -173,8 +171,7 @@ func TestInitForeign(t *testing.T) {
 		me := lab.Client()
 		res := valueOf(me.Init(t.Context(), t.TempDir(), setup.InitOptions{}))(t)
 		for file, ours := range map[string]string{"default": "control-plane", "storage": "worker"} {
-			requireSame(t, idOf(t, lab.Dir, file), idOf(t, me.Dir, ours),
-				"schematics/%s.yaml has another schematic ID than what the nodes run", ours)
+			requireSame(t, idOf(t, lab.Dir, file), idOf(t, me.Dir, ours), "schematic ID of %s (-installed +init)", ours)
 		}
 		drift := valueOf(me.Drift(t.Context()))(t)
 		requireSame(t, drift.Nodes, res.Drift, "what init said (-drift +init)")
@@ -312,8 +309,7 @@ func TestInitNew(t *testing.T) {
 		requireSays(t, strings.Join(res.Warnings, "\n"), s.warns)
 		requireMode(t, me.Dir, "secrets.yaml", 0o600)
 		requireMakes(t, me)
-		require(t, !strings.Contains(read(t, me.Dir, "recast.yaml"), "<no value>"),
-			"recast.yaml has a place that nothing filled in")
+		require(t, !strings.Contains(read(t, me.Dir, "recast.yaml"), "<no value>"), "recast.yaml: a place is empty")
 	})
 }
 
@@ -587,8 +583,7 @@ func TestPreparedByImager(t *testing.T) {
 		client, runs := imagerBuilds(t, lab, s.talos)
 		checks := diagnosis(t, client).Checks
 		i := slices.IndexFunc(checks, func(c checkup.Check) bool { return c.What == "disk image of storage on local" })
-		require(t, i >= 0 && checks[i].State == s.doctor && strings.Contains(checks[i].Seen, s.refused),
-			"doctor: %+v", checks)
+		require(t, i >= 0 && checks[i].State == s.doctor && strings.Contains(checks[i].Seen, s.refused), "%+v", checks)
 		before := lab.Disks()
 		rep, err := client.Roll(t.Context(), onlyWorker)
 		if s.doctor == checkup.Problem {
@@ -602,8 +597,7 @@ func TestPreparedByImager(t *testing.T) {
 		}
 		requireSame(t, want, *runs, "what the imager built (-want +got)")
 		n, e := rep.Plan.Nodes[0], readLock(t, lab).Schematics["storage"]
-		require(t, n.Prepared == e.Disk.Name && (n.Prepared == "") == (s.refused != ""),
-			"prepared from %q, the lock has %+v", n.Prepared, e.Disk)
+		require(t, n.Prepared == e.Disk.Name && (n.Prepared == "") == (s.refused != ""), "%q, lock %+v", n.Prepared, e.Disk)
 		requireSays(t, strings.Join(n.Notes, "; "), s.refused)
 		lab.requireRolledFrom(t, before)
 	})
@@ -776,8 +770,7 @@ func TestPruneTheMirror(t *testing.T) {
 		_, digest, _ := strings.Cut(installer, "@")
 		require(t, installer == repository+"@"+digest, "the lock names %s", installer)
 		// A roll itself reads no blob of the copy.
-		require(t, len(asked("GET", "manifests/"+digest)) != 0 && len(asked("GET", "blobs/")) != 0,
-			"no manifest or no blob was pulled from the mirror")
+		require(t, len(asked("GET", "manifests/"+digest)) != 0 && len(asked("GET", "blobs/")) != 0, "pulled nothing there")
 	})
 }
 

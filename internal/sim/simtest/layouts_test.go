@@ -242,11 +242,9 @@ func (l *layoutLab) requirePrinted(plan planning.NodePlan) {
 		}
 		config = append(config, o.Config)
 	}
-	requireSame(l.t, strings.Join(l.of.Lift.Commands, " && "), strings.Join(commands, " && "),
-		"commands that lift it (-the layout's +the plan's)")
+	requireSame(l.t, strings.Join(l.of.Lift.Commands, " && "), strings.Join(commands, " && "), "commands (-file +plan)")
 	want := l.of.Lift.Config
-	require(l.t, want == "" || slices.Contains(config, want),
-		"the plan does not say that recast.yaml needs %s: %v", want, config)
+	require(l.t, want == "" || slices.Contains(config, want), "recast.yaml needs %s, and it says %v", want, config)
 }
 
 // TestLayoutsAreRolled rolls every layout as far as its remedy allows, and kills and resumes another such roll.
@@ -291,8 +289,7 @@ func resumeLayout(t *testing.T, layout layouts.Layout, strategy cluster.Strategy
 	l.diesAt(t, at, rolls(l.policy()))
 	l.finish(t, rolls(l.policy()))
 	l.requireRolled(before)
-	requireSame(t, ref.dump, l.settledDump(),
-		"killed at %s: the world differs from an undisturbed one (-undisturbed +resumed)", at)
+	requireSame(t, ref.dump, l.settledDump(), "killed at %s (-undisturbed +resumed)", at)
 }
 
 // readyLayout plans, applies a remedy if it helps, and returns the final plan.

@@ -192,8 +192,7 @@ func TestLife(t *testing.T) {
 		}
 		l.requireRunning(t)
 		want := []string{"data-wk1", "data-wk2", "u-data of wk1", "u-data of wk2", "u-data of wk3"}
-		requireSame(t, want, slices.Sorted(maps.Keys(l.Disks())),
-			"protected disks, those of wk1 and wk2 with their content, too (-want +got)")
+		requireSame(t, want, slices.Sorted(maps.Keys(l.Disks())), "protected disks, with their content (-want +got)")
 		requireSame(t, []string{"cp1", "cp2", "cp3", "wk1", "wk3"}, l.nodes, "nodes (-want +got)")
 		l.requireParked(t, "wk2")
 	})

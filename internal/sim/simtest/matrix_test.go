@@ -135,8 +135,7 @@ func (x matrixExchange) undisturbed(t *testing.T) (ref matrixReference) {
 		}
 		l.killAt(x.strategy, allAttached)
 		ref.putBack = run(l, true)
-		requireSame(t, withoutParking(ref.start), withoutParking(ref.putBack),
-			"put back, the VM is not what it was (-before +now)")
+		requireSame(t, withoutParking(ref.start), withoutParking(ref.putBack), "put back (-before +now)")
 	})
 	synctest.Test(t, func(t *testing.T) { ref.replaced = run(newMatrixLab(t, x.shape), false) })
 	if x.givenUp != "" {

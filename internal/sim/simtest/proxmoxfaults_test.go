@@ -478,8 +478,7 @@ func (l *Lab) rollUnanswered(k, least int64) {
 	lost := l.loseEvery(k)
 	rep, err := l.Client().Roll(l.t.Context(), planning.Policy{})
 	l.Recorder.Hooks(nil, nil)
-	mustBe(l.t, err == nil && rep.Outcome == "done" && lost.Load() >= least,
-		"report %+v, %d answers lost, error %v", rep, lost.Load(), err)
+	mustBe(l.t, err == nil && rep.Outcome == "done" && lost.Load() >= least, "%+v, %d lost, %v", rep, lost.Load(), err)
 }
 
 // TestRollWithLostAnswers: a roll without every k-th answer, that to the import of a disk too, ends in sync at once.

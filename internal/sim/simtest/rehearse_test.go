@@ -330,8 +330,7 @@ func TestRehearsalOfADiskLost(t *testing.T) {
 		lost := lab.loseEvery(k)
 		rep, err := lab.rehearsing().Roll(t.Context(), onlyWorker)
 		lab.Recorder.Hooks(nil, nil)
-		mustBe(t, err == nil && len(rep.Rehearsed) == 1 && lost.Load() >= 3,
-			"report %+v, %d answers lost, error %v", rep, lost.Load(), err)
+		mustBe(t, err == nil && len(rep.Rehearsed) == 1 && lost.Load() >= 3, "%+v, %d lost, %v", rep, lost.Load(), err)
 		lab.requireNoScratch()
 	})
 }
@@ -417,8 +416,7 @@ func TestPlanOfARehearsal(t *testing.T) {
 		must(t, lab.Client().Publish(t.Context()))
 		planner, only := lab.second(), onlyWorker
 		without := valueOf(planner.Plan(t.Context(), only))(t)
-		require(t, len(without.Trials) == 0 && len(without.Scratch) == 1,
-			"planned %v, to clear %v", without.Trials, without.Scratch)
+		require(t, len(without.Trials) == 0 && len(without.Scratch) == 1, "trials %v, %v", without.Trials, without.Scratch)
 		planner.Rehearse = new(true)
 		plan := valueOf(planner.Plan(t.Context(), only))(t)
 		seen := ofEach(plan.Scratch, func(s planning.LeftScratch) string { return fmt.Sprintf("%d %s", s.VMID, s.Host) })
@@ -430,8 +428,7 @@ func TestPlanOfARehearsal(t *testing.T) {
 		roller.Saved = lab.reread(plan)
 		must(t, errOf(lab.second().pruneDisks(t.Context(), -1, nil)))
 		rep := valueOf(roller.Roll(t.Context(), planning.Policy{}))(t)
-		require(t, len(rep.Rehearsed) == 1 && rep.Plan.ID == plan.ID,
-			"rehearsed %+v by plan %s of %s", rep.Rehearsed, rep.Plan.ID, plan.ID)
+		require(t, len(rep.Rehearsed) == 1 && rep.Plan.ID == plan.ID, "%+v by %s of %s", rep.Rehearsed, rep.Plan.ID, plan.ID)
 		lab.requireNoScratch()
 	})
 }
@@ -473,8 +470,7 @@ func TestPrepared(t *testing.T) {
 		require(t, there, "its CD drive is gone")
 		lab.requireRolledFrom(t, before)
 		lab.requireKept(1)
-		require(t, lab.machine(s.node).FromImage && !lab.machine("cp1").FromImage,
-			"%s is not the one that runs from a disk image", s.node)
+		require(t, lab.machine(s.node).FromImage && !lab.machine("cp1").FromImage, "not only %s is of an image", s.node)
 	})
 }
 

@@ -122,8 +122,7 @@ func requireTurn(t *testing.T, turn *story.Turn, run past.Run) {
 		" join ", " settle ", " finish ")
 	for _, took := range run.Took {
 		away := int(turn.AwayTo.Sub(turn.AwayFrom).Round(time.Second).Seconds())
-		require(t, took.Node != turn.Node || took.OutageSeconds == away,
-			"%s was unavailable for %d s by its log, %d by its journal", turn.Node, away, took.OutageSeconds)
+		require(t, took.Node != turn.Node || took.OutageSeconds == away, "%s: %d s, %d", turn.Node, away, took.OutageSeconds)
 	}
 }
 
@@ -511,8 +510,7 @@ func requireMetrics(t *testing.T, lab *Lab, rep pipeline.Report, fared ui.Fared)
 	ran, want := value("recast_run_duration_seconds"), rep.Ended.Sub(rep.Started).Seconds()
 	require(t, ran >= want-0.01 && ran <= want+0.01, "the run took %v, the report says %v", ran, want)
 	for _, server := range []string{"proxmox", "kubernetes", "registry", "factory"} {
-		require(t, value("recast_requests_total", "server="+server, "class=2xx") != 0,
-			"no request to %s was answered", server)
+		require(t, value("recast_requests_total", "server="+server, "class=2xx") != 0, "%s answered nothing", server)
 	}
 	value("recast_requests_total", "server=talos", "class=OK")
 	value("recast_run_info", "run=20000101-0000-feed", "outcome=done")

@@ -260,8 +260,7 @@ func requireFault(t testing.TB, err error, kind fault.Kind, says ...string) {
 }
 
 func requireMessage(t *testing.T, err error, kind fault.Kind, want string) {
-	require(t, fault.KindOf(err) == kind && message(err) == want,
-		"kind %d, want %d: %v\nwant %s", fault.KindOf(err), kind, err, want)
+	require(t, fault.KindOf(err) == kind && message(err) == want, "%d, %d: %v\n%s", fault.KindOf(err), kind, err, want)
 }
 
 func requireRefused(t testing.TB, err error, text string) {

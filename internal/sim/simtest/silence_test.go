@@ -560,13 +560,11 @@ func (a asked) require(t *testing.T, command string, most mostAsked, nodes int, 
 	}
 	limits := map[string]int{"kubernetes": lists, "proxmox": most.proxmox + most.ofNode*nodes, "talos": most.talos + most.talosOfNode*nodes}
 	for proto, limit := range limits {
-		require(t, a.Requests[proto] <= limit,
-			"%s: %s was asked %d times about %d nodes, more than %d", command, proto, a.Requests[proto], nodes, limit)
+		require(t, a.Requests[proto] <= limit, "%s: %s: %d for %d, most %d", command, proto, a.Requests[proto], nodes, limit)
 	}
 	const around = 64 << 10 // lists have a head, and the groups no objects
 	limit := once + around
-	require(t, a.Bytes["kubernetes"] <= limit,
-		"%s: Kubernetes has sent %d bytes, all objects once are %d", command, a.Bytes["kubernetes"], limit)
+	require(t, a.Bytes["kubernetes"] <= limit, "%s: Kubernetes sent %d, most %d", command, a.Bytes["kubernetes"], limit)
 	limit = around + most.bytesOfNode*int64(nodes)
 	require(t, a.Bytes["proxmox"] <= limit,
 		"%s: Proxmox has sent %d bytes about %d nodes, more than %d", command, a.Bytes["proxmox"], nodes, limit)

@@ -245,8 +245,7 @@ func TestReplicasOfTwoWorkersAtATime(t *testing.T) {
 		faulted := false
 		look := func(step.Event) { faulted = faulted || lab.robustness("pvc-1") == "faulted" }
 		lab.Client().hears(look).mustRoll(planning.Policy{})
-		require(t, !faulted && seen.most <= 1 && lab.robust("pvc-1") && lab.robust("pvc-2"),
-			"%d at a time, faulted: %v", seen.most, faulted)
+		require(t, !faulted && seen.most <= 1 && lab.robust("pvc-1") && lab.robust("pvc-2"), "%d, %v", seen.most, faulted)
 		requireInSync(t, lab)
 	})
 }

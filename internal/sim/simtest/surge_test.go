@@ -138,8 +138,7 @@ func TestSurgeAgain(t *testing.T) {
 		c, stop := lab.watchCapacity(t.Context())
 		must(t, lab.Client().roll(planning.Policy{})(t.Context()))
 		stop()
-		require(t, c.surged && !c.early && c.least == 2,
-			"at least %d served; surged %t, drained too early %t", c.least, c.surged, c.early)
+		require(t, c.surged && !c.early && c.least == 2, "%d served; surged %t, too early %t", c.least, c.surged, c.early)
 		lab.requireNoSurge(t)
 		requireInSync(t, lab)
 		requireSame(t, vms, len(lab.World.VMs()), "VMs (-after the first roll +after the second)")

@@ -198,8 +198,7 @@ func (l *Lab) requireWell(node string, kept int, members map[string]string) {
 	l.RequireIntact()
 	now := l.memberIDs()
 	for name, id := range members {
-		require(l.t, now[name] != "" && (now[name] == id || name == node),
-			"etcd's member %s was %s and is %q", name, id, now[name])
+		require(l.t, now[name] != "" && (now[name] == id || name == node), "member %s was %s, is %q", name, id, now[name])
 	}
 	require(l.t, len(now) == len(members), "members of etcd before: %v, now: %v", members, now)
 }
