@@ -42,8 +42,15 @@ type refusal struct {
 // refusals are groups of them; a group is played sequentially in one lab.
 func refusals() map[string][]refusal {
 	return map[string][]refusal{
-		"kept outside of the VM":  tiedRefusals(),
-		"cloud controller":        cloudRefusals(),
+		"kept outside of the VM": tiedRefusals(),
+		"cloud controller": {{ // its provider ID can't be reset
+			name: "provider ID", bring: func(l *Lab) {
+				n := l.kubeNode("wk1").DeepCopy()
+				n.Spec.ProviderID = "proxmox://lab/9031"
+				must(l.t, errOf(l.Kube.Store().Update(l.t.Context(), store.Nodes(), n, store.Main)))
+			},
+			also: []string{"its Node has providerID proxmox://lab/9031: a cloud controller deletes the Node with its VM: use reimage"},
+		}},
 		"settings of the VM":      settingRefusals(),
 		"occupied":                occupiedRefusals(),
 		"disks":                   diskRefusals(),
@@ -383,18 +390,6 @@ func onVNet(name string, v world.VNet, shown bool, also ...string) refusal {
 	}
 }
 
-// cloudRefusals end with a Node whose provider ID can't be reset.
-func cloudRefusals() []refusal {
-	return []refusal{{
-		name: "provider ID", bring: func(l *Lab) {
-			n := l.kubeNode("wk1").DeepCopy()
-			n.Spec.ProviderID = "proxmox://lab/9031"
-			must(l.t, errOf(l.Kube.Store().Update(l.t.Context(), store.Nodes(), n, store.Main)))
-		},
-		also: []string{"its Node has providerID proxmox://lab/9031: a cloud controller deletes the Node with its VM: use reimage"},
-	}}
-}
-
 const unseenMeta = "the VM has cicustom (meta=local:snippets/meta.yaml), without which file a new VM would not start, and the token does not see it: " +
 	"grant it Datastore.Allocate on /storage/local, or remove that part, with which Talos' platform metadata goes; or use reimage"
 
@@ -542,6 +537,7 @@ const (
 
 // diskRefusals are drives that can't be moved, or could be the wrong ones.
 func diskRefusals() []refusal {
+	blind := world.ACL{Path: "/storage/dark", Who: "recast@pve!lab", Role: "Blind", Propagate: true}
 	return append([]refusal{
 		{
 			name: "device of the host", bring: func(l *Lab) {
@@ -567,13 +563,6 @@ func diskRefusals() []refusal {
 				proxmoxVolume("9999/vm-9999-pvc-0b5f.raw")(l)
 			}, undo: all(remove("scsi7"), without(store.Volumes(), "", "pvc-proxmox")),
 		},
-	}, append(storageRefusals(), provenRefusals()...)...)
-}
-
-// storageRefusals are disks on storages that can't reassign them to a parking VM.
-func storageRefusals() []refusal {
-	blind := world.ACL{Path: "/storage/dark", Who: "recast@pve!lab", Role: "Blind", Propagate: true}
-	return []refusal{
 		{
 			name: "data disk on ZFS over iSCSI", bring: func(l *Lab) {
 				l.World.AddStorage(world.Storage{ID: "zi", Type: "zfs", Shared: true, Content: []string{"images"}})
@@ -591,7 +580,7 @@ func storageRefusals() []refusal {
 			also: []string{"scsi2 (dark:9031/vm-9031-disk-0.raw) is on storage dark, which Proxmox does not list: grant the token Datastore.Audit there"},
 			lift: func(l *Lab) { l.World.Revoke(blind) }, undo: discard("scsi2"),
 		},
-	}
+	}, provenRefusals()...)
 }
 
 // provenRefusals are system disks that can't be proven, and data disks that could not be afterwards.
@@ -647,7 +636,7 @@ func partitionRefusals() []refusal {
 	twice := loss("u-data", "volume u-data", whileOff(partitioned(wk1System, labelled("u-data"))), nil)
 	twice.name, twice.lost, twice.lift = "user volume twice", nil, unmade
 	twice.both = append(twice.both, "the label u-data is there twice, on sda and on sdb: Talos uses the one on sda: give the other one another label")
-	return append([]refusal{
+	return []refusal{
 		onData("META", "sdb carries a META partition (sdb2): the boot ISO would take Talos for installed and halt: delete that partition",
 			"the label META is there twice, on sda and on sdb: Talos uses the one on sda: give the other one another label"),
 		onData("ETCD"), // its configuration has etcd in a directory
@@ -656,12 +645,6 @@ func partitionRefusals() []refusal {
 		twice,
 		loss("u-cache", "volume u-cache", whileOff(documents(user)), unmade),
 		loss("e-old", "volume e-old", whileOff(partitioned(wk1System, labelled("scratch")), documents(existing)), unmade),
-	}, encryptionRefusals()...)
-}
-
-// encryptionRefusals are volumes whose keys would be lost.
-func encryptionRefusals() []refusal {
-	return []refusal{
 		{
 			name: "locked to STATE", bring: whileOff(encryptsData("", "nodeID: {}, lockToState: true")),
 			both: []string{"volume u-data is encrypted with lockToState and would be unreadable once STATE is gone: add a key without lockToState and remove that one, or use in-place"},
