@@ -468,7 +468,7 @@ func (f matrixFault) strikesAt(call record.Call) bool {
 }
 
 func matrixFaults() []matrixFault {
-	return slices.Concat(processFaults(), lateFaults(), wayFaults(), workerFaults(), clusterFaults())
+	return slices.Concat(processFaults(), lateFaults(), serverFaults())
 }
 
 func processFaults() []matrixFault {
@@ -478,9 +478,34 @@ func processFaults() []matrixFault {
 	}
 }
 
-func wayFaults() []matrixFault {
+// serverFaults happen on the way to Proxmox, to the worker of a call or in its place, and to the host.
+func serverFaults() []matrixFault {
 	noDaemon := func(life *matrixLife, _ record.Call) error { life.world.SetDaemon(matrixHost, false); return nil }
 	daemon := func(life *matrixLife) { life.world.SetDaemon(matrixHost, true) }
+	killMove := func(after world.MoveStage) func(*matrixLife, record.Call) error {
+		return func(life *matrixLife, _ record.Call) error { life.world.StopNextMove(after, false); return nil }
+	}
+	hold := func(d time.Duration) func(*matrixLife, record.Call) error {
+		return func(life *matrixLife, call record.Call) error {
+			release, err := life.world.HoldLock(lockedVM(call))
+			if err != nil {
+				return err
+			}
+			life.later(d, sync.OnceFunc(release))
+			return nil
+		}
+	}
+	noQuorum := func(d time.Duration) func(*matrixLife, record.Call) error {
+		return func(life *matrixLife, _ record.Call) error {
+			life.world.SetQuorum(false)
+			life.later(d, func() { life.world.SetQuorum(true) })
+			return nil
+		}
+	}
+	// The host crashes and boots again a minute later.
+	crashed := func(life *matrixLife) { life.later(time.Minute, func() { life.world.BootHost(matrixHost) }) }
+	locks := func(call record.Call) bool { return lockedVM(call) != 0 }
+	const untilMended = 24 * time.Hour
 	return []matrixFault{
 		{name: "lost-acted", after: func(life *matrixLife, _ record.Call) { life.dialer.Cut(); life.dialer.Mend() }},
 		{name: "lost-not-acted", before: func(*matrixLife, record.Call) error { return errStruck }},
@@ -489,6 +514,34 @@ func wayFaults() []matrixFault {
 			life.later(40*time.Second, func() { daemon(life) })
 			return noDaemon(life, call)
 		}},
+		{name: "worker-killed", meets: startsTask, after: func(life *matrixLife, _ record.Call) {
+			if tasks := life.world.Tasks(); len(tasks) > 0 {
+				life.world.KillTask(tasks[0].UPID)
+			}
+		}},
+		{name: "move-killed-after-rename", meets: moves, before: killMove(world.AfterRename)},
+		{name: "move-killed-after-source", meets: moves, before: killMove(world.AfterSource)},
+		{name: "task-error", meets: startsTask, before: func(life *matrixLife, call record.Call) error {
+			life.world.FailNext(taskOf(call), "command '/sbin/lvs' failed: exit code 5")
+			return nil
+		}},
+		{name: "refused", before: func(life *matrixLife, call record.Call) error {
+			life.world.FailNext(call.Method+" "+matrixPath(call), "unable to open file '/etc/pve/local/x' - Input/output error")
+			return nil
+		}},
+		{name: "host-crash", after: func(life *matrixLife, _ record.Call) {
+			life.world.CrashHost(matrixHost)
+			crashed(life)
+		}},
+		{name: "host-crash-after-rename", meets: moves, before: func(life *matrixLife, _ record.Call) error {
+			life.world.StopNextMove(world.AfterRename, true)
+			crashed(life)
+			return nil
+		}},
+		{name: "locked-30s", meets: locks, before: hold(30 * time.Second)},
+		{name: "locked-5m", meets: locks, before: hold(5 * time.Minute)},
+		{name: "no-quorum-60s", leaves: true, before: noQuorum(time.Minute)},
+		{name: "no-quorum", leaves: true, before: noQuorum(untilMended)},
 	}
 }
 
@@ -518,69 +571,6 @@ func taskOf(call record.Call) string {
 
 func moves(call record.Call) bool      { return taskOf(call) == "qmmove" }
 func startsTask(call record.Call) bool { return taskOf(call) != "" }
-
-// workerFaults happen to the worker of a call, or in its place.
-func workerFaults() []matrixFault {
-	killMove := func(after world.MoveStage) func(*matrixLife, record.Call) error {
-		return func(life *matrixLife, _ record.Call) error { life.world.StopNextMove(after, false); return nil }
-	}
-	return []matrixFault{
-		{name: "worker-killed", meets: startsTask, after: func(life *matrixLife, _ record.Call) {
-			if tasks := life.world.Tasks(); len(tasks) > 0 {
-				life.world.KillTask(tasks[0].UPID)
-			}
-		}},
-		{name: "move-killed-after-rename", meets: moves, before: killMove(world.AfterRename)},
-		{name: "move-killed-after-source", meets: moves, before: killMove(world.AfterSource)},
-		{name: "task-error", meets: startsTask, before: func(life *matrixLife, call record.Call) error {
-			life.world.FailNext(taskOf(call), "command '/sbin/lvs' failed: exit code 5")
-			return nil
-		}},
-		{name: "refused", before: func(life *matrixLife, call record.Call) error {
-			life.world.FailNext(call.Method+" "+matrixPath(call), "unable to open file '/etc/pve/local/x' - Input/output error")
-			return nil
-		}},
-	}
-}
-
-func clusterFaults() []matrixFault {
-	hold := func(d time.Duration) func(*matrixLife, record.Call) error {
-		return func(life *matrixLife, call record.Call) error {
-			release, err := life.world.HoldLock(lockedVM(call))
-			if err != nil {
-				return err
-			}
-			life.later(d, sync.OnceFunc(release))
-			return nil
-		}
-	}
-	noQuorum := func(d time.Duration) func(*matrixLife, record.Call) error {
-		return func(life *matrixLife, _ record.Call) error {
-			life.world.SetQuorum(false)
-			life.later(d, func() { life.world.SetQuorum(true) })
-			return nil
-		}
-	}
-	// The host crashes and boots again a minute later.
-	crashed := func(life *matrixLife) { life.later(time.Minute, func() { life.world.BootHost(matrixHost) }) }
-	locks := func(call record.Call) bool { return lockedVM(call) != 0 }
-	const untilMended = 24 * time.Hour
-	return []matrixFault{
-		{name: "host-crash", after: func(life *matrixLife, _ record.Call) {
-			life.world.CrashHost(matrixHost)
-			crashed(life)
-		}},
-		{name: "host-crash-after-rename", meets: moves, before: func(life *matrixLife, _ record.Call) error {
-			life.world.StopNextMove(world.AfterRename, true)
-			crashed(life)
-			return nil
-		}},
-		{name: "locked-30s", meets: locks, before: hold(30 * time.Second)},
-		{name: "locked-5m", meets: locks, before: hold(5 * time.Minute)},
-		{name: "no-quorum-60s", leaves: true, before: noQuorum(time.Minute)},
-		{name: "no-quorum", leaves: true, before: noQuorum(untilMended)},
-	}
-}
 
 // lockedVM is the VM whose lock file a call takes first; 0 if it takes none.
 func lockedVM(call record.Call) int {
