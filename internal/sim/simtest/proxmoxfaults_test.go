@@ -31,12 +31,14 @@ import (
 	"github.com/recast-sh/recast/pipeline/checkup"
 )
 
-type trouble struct {
+// faultyRoll is a roll of two workers during a temporary fault of Proxmox.
+type faultyRoll struct {
 	hosts  int
-	lasts  time.Duration
+	lasts  time.Duration // of one that begins at a change
 	begins func(l *Lab) (ends func())
 	// says are texts of which a failed roll has at least one in its error or its hints; none: it must not fail.
-	says []string
+	says     []string
+	strategy cluster.Strategy // "": auto
 }
 
 // breakProxies makes every host unreachable for the other hosts' APIs.
@@ -82,58 +84,90 @@ func setToken(l *Lab, on bool) {
 }
 
 func setStorage(l *Lab, on bool) { l.World.SetStorageActive(sim.DiskStorage, "pve1", on) }
-func setQuorum(l *Lab, on bool)  { l.World.SetQuorum(on) }
 
-func troubles() map[string]trouble {
+// troubles begin at one of the changes of a roll.
+func troubles() map[string]faultyRoll {
 	unreached := []string{"the node that was asked does not reach pve", "can't prove that we still hold the claim"}
-	return map[string]trouble{
-		"hosts do not reach each other": {2, time.Minute, breakProxies(world.ConnectionTimedOut), unreached},
-		"answers of hosts are lost":     {2, time.Minute, breakProxies(world.AnswerTimedOut), unreached},
-		"the token is disabled":         {1, time.Minute, off(setToken), []string{"Proxmox does not accept the API token recast@pve!lab: check that it exists"}},
-		"no quorum":                     {1, time.Minute, off(setQuorum), []string{"look at pvecm status on a Proxmox node"}},
-		"the disks' storage is offline": {1, time.Minute, off(setStorage), []string{"see what is wrong with that storage on its node"}},
-		"locks are held for a while":    {1, time.Minute, holdLocks, nil},
-		"locks are held":                {1, 10 * time.Minute, holdLocks, []string{"Proxmox is at work on the same VM or storage: see its running tasks"}},
+	setQuorum := func(l *Lab, on bool) { l.World.SetQuorum(on) }
+	return map[string]faultyRoll{
+		"hosts do not reach each other": {hosts: 2, lasts: time.Minute, begins: breakProxies(world.ConnectionTimedOut), says: unreached},
+		"answers of hosts are lost":     {hosts: 2, lasts: time.Minute, begins: breakProxies(world.AnswerTimedOut), says: unreached},
+		"the token is disabled":         {lasts: time.Minute, begins: off(setToken), says: []string{"Proxmox does not accept the API token recast@pve!lab: check that it exists"}},
+		"no quorum":                     {lasts: time.Minute, begins: off(setQuorum), says: []string{"look at pvecm status on a Proxmox node"}},
+		"the disks' storage is offline": {lasts: time.Minute, begins: off(setStorage), says: []string{"see what is wrong with that storage on its node"}},
+		"locks are held for a while":    {lasts: time.Minute, begins: holdLocks},
+		"locks are held":                {lasts: 10 * time.Minute, begins: holdLocks, says: []string{"Proxmox is at work on the same VM or storage: see its running tasks"}},
 	}
 }
 
-func (l *Lab) atChange(n int64, f func()) (came *atomic.Bool) {
-	came = &atomic.Bool{}
-	var changes atomic.Int64
-	l.Recorder.Hooks(func(c record.Call) error {
-		if c.Proto == "proxmox" && c.Mutation && changes.Add(1) == n {
-			came.Store(true)
-			f()
+// at is the same fault, from the n-th change of a roll on.
+func (f faultyRoll) at(n int64, s cluster.Strategy) faultyRoll {
+	strikes := f.begins
+	f.strategy = s
+	f.begins = func(l *Lab) func() {
+		var changes atomic.Int64
+		l.Recorder.Hooks(func(c record.Call) error {
+			if c.Proto == "proxmox" && c.Mutation && changes.Add(1) == n {
+				time.AfterFunc(f.lasts, strikes(l))
+			}
+			return nil
+		}, nil)
+		return func() {
+			mustBe(l.t, changes.Load() >= n, "the roll makes fewer changes than %d", n)
+			time.Sleep(f.lasts)
 		}
-		return nil
-	}, nil)
-	return came
+	}
+	return f
 }
 
-// TestRollThroughTroubles: a temporary fault of Proxmox begins at one of the changes of a roll.
+// slowReads: one of two endpoints answers every k-th read with 595 after half a minute: the other one is used.
+func slowReads(k int64) func(*Lab) func() {
+	return func(l *Lab) func() {
+		var reads atomic.Int64
+		l.Recorder.Hooks(func(c record.Call) error {
+			switch {
+			case c.Proto != "proxmox" || c.Mutation:
+			case reads.Add(1)%k == 0:
+				breakProxies(world.ConnectionTimedOut)(l)
+			default:
+				l.mendProxies()
+			}
+			return nil
+		}, nil)
+		return l.mendProxies
+	}
+}
+
+// TestRollThroughTroubles: a temporary fault of Proxmox, or of one of its tasks, does not stop a roll, or the next run
+// continues. The work of a task that ends with a warning is done; only a VM's deletion must be without.
 func TestRollThroughTroubles(t *testing.T) {
-	for name, o := range troubles() {
+	rolls := map[string]faultyRoll{}
+	for name, f := range troubles() {
 		for s, points := range map[cluster.Strategy][]int64{cluster.Recreate: {7, 24, 41}, cluster.Reimage: {12, 29}} {
 			for _, n := range points {
-				begins := func(l *Lab) func() {
-					came := l.atChange(n, func() { time.AfterFunc(o.lasts, o.begins(l)) })
-					return func() {
-						mustBe(l.t, came.Load(), "the roll makes fewer changes than %d", n)
-						time.Sleep(o.lasts)
-					}
-				}
-				f := faultyRoll{hosts: o.hosts, strategy: s, begins: begins, says: o.says}
-				t.Run(fmt.Sprintf("%s/%s/change %d", name, s, n), f.play)
+				rolls[fmt.Sprintf("%s/%s/change %d", name, s, n)] = f.at(n, s)
 			}
 		}
 	}
-}
-
-type faultyRoll struct {
-	hosts    int
-	strategy cluster.Strategy // "": auto
-	begins   func(l *Lab) (ends func())
-	says     []string // see trouble
+	says := append([]string{"the next run takes it over"}, troubles()["hosts do not reach each other"].says...)
+	for _, k := range []int64{7, 20} {
+		rolls[fmt.Sprintf("every %d-th read is slow", k)] = faultyRoll{hosts: 2, begins: slowReads(k), says: says}
+	}
+	for _, kind := range []string{"imgcopy", "qmcreate", "qmshutdown", "qmmove", "qmconfig", "qmdestroy", "qmstart"} {
+		const warning = "something is not quite right"
+		warned := faultyRoll{begins: func(l *Lab) func() { l.World.WarnNext(kind, warning); return func() {} }}
+		if kind == "qmdestroy" {
+			warned.says = []string{warning}
+		}
+		rolls[kind+" warns"] = warned
+		if kind != "qmcreate" { // which leaves a lock behind
+			killed := func(l *Lab) func() { return l.killWorker(kind, "") }
+			rolls[kind+" is killed"] = faultyRoll{begins: killed, says: []string{"or its node went down: run the same command again"}}
+		}
+	}
+	for name, f := range rolls {
+		t.Run(name, f.play)
+	}
 }
 
 // play rolls into the fault: this roll, or the next one after the fault, ends in sync; a failed one says what to do.
@@ -168,28 +202,6 @@ func (l *Lab) requireRolled(t *testing.T) {
 	requireDrift(t, l)
 	l.requireKept(2)
 	requireNoClaim(t, l)
-}
-
-// TestRollWithSlowReads: one of two endpoints answers every k-th read with 595 after half a minute: the other is used.
-func TestRollWithSlowReads(t *testing.T) {
-	for _, k := range []int64{7, 20} {
-		begins := func(l *Lab) func() {
-			var reads atomic.Int64
-			l.Recorder.Hooks(func(c record.Call) error {
-				switch {
-				case c.Proto != "proxmox" || c.Mutation:
-				case reads.Add(1)%k == 0:
-					breakProxies(world.ConnectionTimedOut)(l)
-				default:
-					l.mendProxies()
-				}
-				return nil
-			}, nil)
-			return l.mendProxies
-		}
-		says := append([]string{"the next run takes it over"}, troubles()["hosts do not reach each other"].says...)
-		t.Run(fmt.Sprintf("every %d", k), faultyRoll{hosts: 2, begins: begins, says: says}.play)
-	}
 }
 
 // The API of the first of two endpoints is down, from a change with that number on. The other one is used.
@@ -231,22 +243,6 @@ func TestRollWithADeadEntryNode(t *testing.T) {
 	})
 }
 
-func taskTypes() []string {
-	return []string{"imgcopy", "qmcreate", "qmshutdown", "qmmove", "qmconfig", "qmdestroy", "qmstart"}
-}
-
-// TestRollWithKilledWorkers kills the worker of one task of each type, so that its progress is unknown.
-func TestRollWithKilledWorkers(t *testing.T) {
-	for _, kind := range taskTypes() {
-		if kind == "qmcreate" {
-			continue // leaves a lock behind
-		}
-		t.Run(kind, faultyRoll{
-			begins: func(l *Lab) func() { return l.killWorker(kind, "") }, says: []string{"or its node went down: run the same command again"},
-		}.play)
-	}
-}
-
 // killWorker kills the first task of that type and, unless it is "", with that ID.
 func (l *Lab) killWorker(kind, id string) (killed func()) {
 	var once sync.Once
@@ -282,18 +278,6 @@ func TestRollWithAKilledCreation(t *testing.T) {
 		must(t, lab.rollInTime(t, thirdRun))
 		lab.requireRolled(t)
 	})
-}
-
-// TestRollWithWarnings: a task ends with a warning. Its work is done; only a VM's deletion must be without.
-func TestRollWithWarnings(t *testing.T) {
-	for _, kind := range taskTypes() {
-		const warning = "something is not quite right"
-		f := faultyRoll{begins: func(l *Lab) func() { l.World.WarnNext(kind, warning); return func() {} }}
-		if kind == "qmdestroy" {
-			f.says = []string{warning}
-		}
-		t.Run(kind, f.play)
-	}
 }
 
 // TestRollWithoutItsStorage: an unreachable storage is detected while the node still serves.
