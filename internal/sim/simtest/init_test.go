@@ -527,8 +527,7 @@ func requireTrouble(t *testing.T, err error, code fault.Code, safe string) {
 
 // TestTheLockIsGoneBetweenTwoPlans: what has finished another one's work must not say that nothing was touched.
 func TestTheLockIsGoneBetweenTwoPlans(t *testing.T) {
-	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-		lab.Patch(sim.PatchedExtension)
+	inStaleLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.rollKilledWhen("wk1/take-down/stop")
 		next := lab.second().hears(whenStarted("wk1/bring-up/finish", func() { lab.Replace("recast.lock", "", "") }))
 		err := next.roll(planning.Policy{})(t.Context())
@@ -621,8 +620,7 @@ func TestRollWhatTheImagerBuilt(t *testing.T) {
 
 // TestPublishAndPrune delivers ISOs in every way, and removes the one that neither present nor previous lock needs.
 func TestPublishAndPrune(t *testing.T) {
-	long(t)
-	eachInLab(t, oneWorker(), storiesOf("upload", "download-url"), func(t *testing.T, lab *Lab, delivery string) {
+	eachLong(t, oneWorker(), storiesOf("upload", "download-url"), func(t *testing.T, lab *Lab, delivery string) {
 		lab.Replace("recast.yaml", "iso: {storage", "iso: {delivery: "+delivery+", storage")
 		lab.World.AddRole("Publishes", "Sys.AccessNetwork", "Datastore.Allocate")
 		for _, who := range lab.World.ACLs() {
@@ -776,8 +774,7 @@ func TestPruneTheMirror(t *testing.T) {
 
 // TestSignedInstallers: a factory signs boot loader and UKI of ordinary installers, and not those of its ISOs.
 func TestSignedInstallers(t *testing.T) {
-	inLongLab(t, sim.Options{Workers: 1, SignsInstallers: true}, func(t *testing.T, lab *Lab) {
-		lab.Patch(sim.PatchedExtension)
+	inStaleLab(t, sim.Options{Workers: 1, SignsInstallers: true}, func(t *testing.T, lab *Lab) {
 		lab.Client().rollTo(t, policyFor("wk1"))
 	})
 }

@@ -75,8 +75,7 @@ func TestInPlaceKilled(t *testing.T) {
 	for _, k := range chosenKills(t, kills, 1, func(k kill) bool { return k.usual }) {
 		t.Run(fmt.Sprintf("%s/journal=%t", k.at, k.journal), func(t *testing.T) {
 			inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-				lab.inPlace()
-				lab.Patch(everywhere)
+				lab.patch(everywhere, "strategy: in-place")
 				since := len(lab.Recorder.Calls())
 				lab.Client().rollKilled(k.at, policyFor("wk1"))
 				if !k.journal {
@@ -134,8 +133,7 @@ func TestEntryOfTheBootBefore(t *testing.T) {
 // there, which has the name of the older one.
 func TestRollbackAfterAnUpgradeInPlace(t *testing.T) {
 	eachLong(t, oneWorker(), newDisks, func(t *testing.T, lab *Lab, s cluster.Strategy) {
-		lab.inPlace()
-		lab.Patch(everywhere)
+		lab.patch(everywhere, "strategy: in-place")
 		must(t, lab.as(firstRun).roll(onlyWorker)(t.Context()))
 		upgraded, m := lab.builds(), lab.machine("wk1")
 		mustBe(t, strings.HasSuffix(m.BootEntry, "~1.efi"), "boots %s", m.BootEntry)
@@ -383,7 +381,6 @@ func (l *Lab) boots() (out []string) {
 
 // TestInPlaceThatChangesNothing: after any fault before the new system boots, the node serves with its old system.
 func TestInPlaceThatChangesNothing(t *testing.T) {
-	long(t)
 	type story struct {
 		version string
 		defect  talosapi.Defect
@@ -392,7 +389,7 @@ func TestInPlaceThatChangesNothing(t *testing.T) {
 		calls   []string
 		again   bool // the same build may be retried
 	}
-	eachIn(t, func(c story) sim.Options { return sim.Options{Workers: 1, TalosVersion: c.version} }, map[string]story{
+	eachLongIn(t, func(c story) sim.Options { return sim.Options{Workers: 1, TalosVersion: c.version} }, map[string]story{
 		"the installer can't be pulled": {"", talosapi.Unpullable, fault.Refused, "wk1 can't fetch the installer ", []string{"ImageService/Pull"}, true},
 		"the new system gives up": {
 			"", talosapi.RollsBack, fault.Failed, "it came back as its old system",
@@ -402,8 +399,7 @@ func TestInPlaceThatChangesNothing(t *testing.T) {
 		"the old API refuses":           {"v1.12.6", talosapi.Unpullable, fault.Failed, "install ", []string{"evict", "MachineService/Upgrade"}, true},
 		"the old API's installer fails": {"v1.12.6", talosapi.InstallerFails, fault.Failed, "it came back as its old system", []string{"evict", "MachineService/Upgrade"}, false},
 	}, func(t *testing.T, lab *Lab, c story) {
-		lab.inPlace()
-		lab.Patch(everywhere)
+		lab.patch(everywhere, "strategy: in-place")
 		broken := lab.locked("wk1").SchematicID
 		lab.BreakImage(broken, c.defect)
 		old, since := lab.builds(), len(lab.Recorder.Calls())
@@ -493,8 +489,7 @@ func TestInPlaceThatDoesNotComeBack(t *testing.T) {
 // inLabCutOff has a worker with the old API whose upgrade was cut off before its one call.
 func inLabCutOff(t *testing.T, f func(t *testing.T, lab *Lab)) {
 	inLongLab(t, sim.Options{Workers: 1, TalosVersion: talos12}, func(t *testing.T, lab *Lab) {
-		lab.inPlace()
-		lab.Patch(everywhere)
+		lab.patch(everywhere, "strategy: in-place")
 		lab.as(firstRun).rollKilled(moment{server: "MachineService/Upgrade", unsent: true}, policyFor("wk1"))
 		f(t, lab)
 	})
@@ -537,8 +532,7 @@ func TestInPlaceThatNeverLeftItsBoot(t *testing.T) {
 // TestInstallerGoneWhileItDrains: Talos removes unused images after an hour (controllers/cri/image_gc.go).
 func TestInstallerGoneWhileItDrains(t *testing.T) {
 	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-		lab.inPlace()
-		lab.Patch(everywhere)
+		lab.patch(everywhere, "strategy: in-place")
 		c := lab.Client().hears(whenStarted("upgrade/install", func() { time.Sleep(80 * time.Minute) }))
 		must(t, c.roll(policyFor("wk1"))(t.Context()))
 		lab.requireUpgraded(t, "wk1")
@@ -548,8 +542,7 @@ func TestInstallerGoneWhileItDrains(t *testing.T) {
 // TestInstallerAtWorkUnseen: that another installer's progress can't be read for a while is not its failure.
 func TestInstallerAtWorkUnseen(t *testing.T) {
 	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-		lab.inPlace()
-		lab.Patch(everywhere)
+		lab.patch(everywhere, "strategy: in-place")
 		must(t, lab.Client().Publish(t.Context()))
 		c := lab.as(firstRun)
 		installed := make(chan struct{})
@@ -670,8 +663,7 @@ func TestKilledBeforeItIsHealthy(t *testing.T) {
 		at := before("wait-healthy")
 		if s.upgrade {
 			at = before("configure/wait-healthy")
-			lab.setRoll("canary: false", "strategy: in-place")
-			lab.Patch(everywhere)
+			lab.patch(everywhere, "canary: false", "strategy: in-place")
 		}
 		user := files.user(lab, firstRun)
 		user.killedAt(t, at, user.rollNode(s.node))

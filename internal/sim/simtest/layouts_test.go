@@ -432,8 +432,7 @@ func TestStuckVolumesOfEveryStrategy(t *testing.T) {
 			return files.user(lab, firstRun)
 		}},
 		"in place, staged": {2, func(lab *Lab, _ configFiles, big string) *Client {
-			lab.Patch(sim.PatchedExtension)
-			lab.setRoll("strategy: in-place")
+			lab.patch(sim.PatchedExtension, "strategy: in-place")
 			staged := cluster.Secret(string(lab.configOf("wk1")) + "\n---\n" + big)
 			lab.talosctl("wk1", func(ctx context.Context, c *client.Client) error {
 				_, err := c.ApplyConfiguration(ctx, &machineapi.ApplyConfigurationRequest{Data: staged, Mode: machineapi.ApplyConfigurationRequest_STAGED})
@@ -500,8 +499,7 @@ func TestAFileThatCannotBeApplied(t *testing.T) {
 
 // TestUserVolumeIsAwaited: a node with an unmounted partition is not healthy before Talos manages the volume again.
 func TestUserVolumeIsAwaited(t *testing.T) {
-	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-		lab.Patch(sim.PatchedExtension)
+	inStaleLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		user, edited := lab.Client(), false
 		document := userVolumeIn(t, string(lab.configOf("wk1")))
 		user.Emit = func(e step.Event) {
@@ -575,8 +573,7 @@ func TestAPodsDiskIsKnownByItsPersistentVolume(t *testing.T) {
 		lab.World.Protect(world.Protected{Serial: "media", Media: lab.media(podVolid)})
 		lab.EditVM(wk1, "scsi7", podVolid)
 		proxmoxVolume(podFile)(lab)
-		lab.Patch(sim.PatchedExtension)
-		strategy(cluster.Recreate)(lab)
+		lab.patch(sim.PatchedExtension, "strategy: recreate")
 		requirePlanned(t, planOf(t, lab, "wk1"), cluster.Recreate)
 		go lab.detachOnDrain("wk1", wk1)
 		lab.Client().rollKilled(onServer("/qemu/9031/status/start POST"), onlyWorker)

@@ -173,8 +173,7 @@ func TestRollThroughTroubles(t *testing.T) {
 // play rolls into the fault: this roll, or the next one after the fault, ends in sync; a failed one says what to do.
 func (f faultyRoll) play(t *testing.T) {
 	inLongLab(t, sim.Options{ControlPlanes: 1, Workers: 2, Hosts: f.hosts}, func(t *testing.T, lab *Lab) {
-		lab.setRoll("strategy: " + string(cmp.Or(f.strategy, cluster.Auto)))
-		lab.Patch(sim.PatchedExtension)
+		lab.patch(sim.PatchedExtension, "strategy: "+string(cmp.Or(f.strategy, cluster.Auto)))
 		ends := f.begins(lab)
 		err := lab.rollInTime(t, firstRun)
 		lab.Recorder.Hooks(nil, nil)
@@ -297,8 +296,7 @@ func TestRollWithoutItsStorage(t *testing.T) {
 		}
 	}
 	eachLong(t, oneWorker(), stories, func(t *testing.T, lab *Lab, s story) {
-		lab.setRoll("strategy: " + string(s.strategy))
-		lab.Patch(sim.PatchedExtension)
+		lab.patch(sim.PatchedExtension, "strategy: "+string(s.strategy))
 		first := lab.as(firstRun)
 		if s.before == "the plan" {
 			setStorage(lab, false)
@@ -435,8 +433,7 @@ func TestLateRequestIsTold(t *testing.T) {
 
 // TestLateStart: that of a VM comes when it gets its old disks back, unless Proxmox's time limit is over.
 func TestLateStart(t *testing.T) {
-	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-		lab.Patch(sim.PatchedExtension)
+	inStaleLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		before := lab.machinesDump()
 		x := lab.rollKilledBy(toVM("POST", "/qemu/9031/status/start"), planning.Policy{})
 		x.deliverBefore(toVM("POST", "/move_disk"), exchange.LateQueue)

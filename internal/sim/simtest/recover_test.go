@@ -86,8 +86,7 @@ func (r recovery) lab(t *testing.T) *Lab {
 		o = sim.Options{ControlPlanes: 3, Workers: 1, EtcdOnData: r.onData}
 	}
 	lab := New(t, o)
-	strategy(r.strategy)(lab)
-	lab.Patch(everywhere)
+	lab.patch(everywhere, "strategy: "+string(r.strategy))
 	if r.node == "wk1" {
 		lab.World.AddHA(world.HAResource{SID: "vm:9031", State: "started", Options: map[string]string{"max_restart": "3", "comment": "wk1 of the lab"}})
 		lab.allow("HA", "Sys.Console")
@@ -225,14 +224,13 @@ type halfRolled struct {
 
 // TestRecoverRefused: if nothing can be cancelled, the error says what to do instead.
 func TestRecoverRefused(t *testing.T) {
-	long(t)
 	type story struct {
 		o          sim.Options
 		node       string
 		begin      func(lab *Lab)
 		text, hint string
 	}
-	eachIn(t, func(c story) sim.Options { return c.o }, map[string]story{
+	eachLongIn(t, func(c story) sim.Options { return c.o }, map[string]story{
 		"a finished roll": {
 			oneWorker(), "wk1", func(lab *Lab) { lab.Client().mustRoll(planning.Policy{}) },
 			"node wk1: no replacement of it is unfinished", "recast undo wk1",
@@ -365,7 +363,6 @@ func TestRollbackKilled(t *testing.T) {
 
 // TestRollbackRefused: what the old system would not survive, or not as the same machine, is refused before.
 func TestRollbackRefused(t *testing.T) {
-	long(t)
 	kept := func(node string, change func(*parking.KeptDisk)) edit { // its last kept disk, in the record
 		return func(l *Lab) { l.editRecord(node, func(rec *parking.Record) { change(&rec.Kept[len(rec.Kept)-1]) }) }
 	}
@@ -375,7 +372,7 @@ func TestRollbackRefused(t *testing.T) {
 		spoil edit
 		text  string
 	}
-	eachIn(t, func(c story) sim.Options { return c.o }, map[string]story{
+	eachLongIn(t, func(c story) sim.Options { return c.o }, map[string]story{
 		"the machine configuration has changed": {
 			oneWorker(), "wk1", func(lab *Lab) { lab.relabel("wk1") },
 			"wk1: its machine configuration has changed since: put the previous lock back, with what it is of",
@@ -520,13 +517,12 @@ func TestCrashPrune(t *testing.T) {
 
 // TestPruneLooksAgain: any change between the question and the answer stops it; only what was shown is freed.
 func TestPruneLooksAgain(t *testing.T) {
-	long(t)
 	const parkingID = 9040
 	type story struct {
 		edit edit
 		text string
 	}
-	eachInLab(t, oneWorker(), map[string]story{
+	eachLong(t, oneWorker(), map[string]story{
 		"another volume under the key": {func(lab *Lab) {
 			lab.EditVM(parkingID, "protection", "0")
 			lab.EditVM(parkingID, "scsi30", sim.DiskStorage+":1,backup=0,serial="+firstRun)
@@ -582,8 +578,7 @@ func volidOf(lab *Lab, id int, key string) string {
 // TestAParkingVMThatCameLate: Proxmox makes the parking VM of a dead run after the next one has
 // rolled the node with another. Rolls ignore it, and prune deletes it.
 func TestAParkingVMThatCameLate(t *testing.T) {
-	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-		lab.Patch(sim.PatchedExtension)
+	inStaleLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		must(t, lab.Client().roll(onlyWorker)(t.Context()))
 		first := lab.parkingOf("wk1")
 		rec, _, err := parking.ReadRecord(cluster.VM{Config: lab.vmConfig(first)})
@@ -597,8 +592,7 @@ func TestAParkingVMThatCameLate(t *testing.T) {
 			"description": valueOf(late.Description())(t),
 		})
 
-		lab.setRoll("strategy: reimage")
-		lab.Patch(sim.CommonExtension)
+		lab.patch(sim.CommonExtension, "strategy: reimage")
 		must(t, lab.second().roll(onlyWorker)(t.Context()))
 		for _, v := range valueOf(lab.second().pruneDisks(t.Context(), -1, nil))(t).VMs {
 			require(t, v.Removed == (v.VMID == 9050), "VM %d: removed %t, goes %q, keep %q", v.VMID, v.Removed, v.Goes, v.Keep)
@@ -748,8 +742,7 @@ func TestParkingVMWithOtherNotes(t *testing.T) {
 // its own node from being changed, and no other.
 func TestParkingVMWithADamagedRecord(t *testing.T) {
 	inLongLab(t, sim.Options{ControlPlanes: 1, Workers: 2}, func(t *testing.T, lab *Lab) {
-		strategy(cluster.Recreate)(lab)
-		lab.Patch(everywhere)
+		lab.patch(everywhere, "strategy: recreate")
 		must(t, lab.Client().roll(onlyWorker)(t.Context()))
 		park := lab.parkingOf("wk1")
 		notes := lab.vmConfig(park)["description"]
@@ -796,8 +789,7 @@ func TestUndoWithTwinParkingVMs(t *testing.T) {
 // TestParkingVMThatAPersonEdits: no other setting of a parking VM keeps its node from being rolled.
 func TestParkingVMThatAPersonEdits(t *testing.T) {
 	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-		strategy(cluster.Recreate)(lab)
-		lab.Patch(everywhere)
+		lab.patch(everywhere, "strategy: recreate")
 		must(t, lab.Client().roll(onlyWorker)(t.Context()))
 		park := lab.parkingOf("wk1")
 		for key, value := range map[string]string{

@@ -661,8 +661,7 @@ func partitionRefusals() []refusal {
 
 // TestWhatADeleteWouldDropIsKeptByReimage rolls a VM with everything that prevents recreate: all of it survives.
 func TestWhatADeleteWouldDropIsKeptByReimage(t *testing.T) {
-	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-		lab.Patch(sim.PatchedExtension)
+	inStaleLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		acl := world.ACL{Path: "/vms/9031", Who: "alice@pve", Role: "PVEVMUser", Propagate: true}
 		lab.World.Grant(acl)
 		lab.World.SetFirewall(wk1, wholeFirewall())
@@ -682,8 +681,7 @@ func TestWhatADeleteWouldDropIsKeptByReimage(t *testing.T) {
 
 // TestWhatIsOnTheSystemDiskIsKeptByInPlace rolls a node whose system disk must stay.
 func TestWhatIsOnTheSystemDiskIsKeptByInPlace(t *testing.T) {
-	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-		lab.Patch(sim.PatchedExtension)
+	inStaleLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		whileOff(partitioned(wk1System, labelled("u-cache")))(lab)
 		snapshot("before", false)(lab)
 		requirePlanned(t, planOf(t, lab, "wk1"), cluster.InPlace)
@@ -806,8 +804,7 @@ func TestUndoOfAMachineOfOmni(t *testing.T) {
 
 // TestAHoldersDisksAreRefusedUntilItIsNamed removes the holder from the configuration.
 func TestAHoldersDisksAreRefusedUntilItIsNamed(t *testing.T) {
-	inLongLab(t, sim.Options{ControlPlanes: 1, Workers: 1, Holder: true}, func(t *testing.T, lab *Lab) {
-		lab.Patch(sim.PatchedExtension)
+	inStaleLab(t, sim.Options{ControlPlanes: 1, Workers: 1, Holder: true}, func(t *testing.T, lab *Lab) {
 		requireRefusal(t, lab, refusal{
 			name: "holder that is not named", bring: configuration("wk1, schematic: storage, vmid: 9031, holder: 9201", "wk1, schematic: storage, vmid: 9031"),
 			both: []string{"scsi1 (fast:9201/vm-9201-disk-0.raw) belongs to VM 9201: name that as nodes[].holder, or reassign the disk to VM 9031"},
@@ -819,8 +816,7 @@ func TestAHoldersDisksAreRefusedUntilItIsNamed(t *testing.T) {
 
 // TestNothingIsPossible refuses a node under auto if there is a reason against each strategy.
 func TestNothingIsPossible(t *testing.T) {
-	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-		lab.Patch(sim.PatchedExtension)
+	inStaleLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		snapshot("before", false)(lab)
 		bring, lift := setting("args", "-cpu host,+vmx")
 		bring(lab)
@@ -874,8 +870,7 @@ func requireRollRefused(t *testing.T, lab *Lab, text, hint string) {
 // digest does not show: the node is left as it is.
 func TestChangesSinceThePlanAreSeen(t *testing.T) {
 	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-		lab.Patch(sim.PatchedExtension)
-		strategy(cluster.Recreate)(lab)
+		lab.patch(sim.PatchedExtension, "strategy: recreate")
 		acl := world.ACL{Path: "/vms/9031", Who: "alice@pve", Role: "PVEVMUser"}
 		before := lab.vm(wk1).Config
 		for i, tc := range []struct {
@@ -909,8 +904,7 @@ func TestChangesSinceThePlanAreSeen(t *testing.T) {
 
 // TestPrivileges: a strategy without a privilege that it needs is refused before anything is touched.
 func TestPrivileges(t *testing.T) {
-	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-		lab.Patch(sim.PatchedExtension)
+	inStaleLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.World.AddMapping("pci", "gpu", "pve1")
 		lab.World.AddMapping("usb", "dongle", "pve1")
 		whileOff(change(
@@ -967,8 +961,7 @@ func TestFewPrivilegesSuffice(t *testing.T) {
 			lab.BootsDisks("disk")
 			lab.setRoll("rehearse: {enabled: true, addresses: [127.42.7.251/24]}")
 		}
-		lab.Patch(sim.PatchedExtension)
-		strategy(s.strategy)(lab)
+		lab.patch(sim.PatchedExtension, "strategy: "+string(s.strategy))
 		lab.World.AddRole("Recast", s.privileges...)
 		requireSame(t, s.rehearsed, len(lab.Client().mustRoll(planning.Policy{}).Rehearsed), "what was rehearsed")
 		requireInSync(t, lab)

@@ -140,13 +140,12 @@ func TestRehearseFirmware(t *testing.T) {
 
 // TestRehearsalFails: no node is touched, and nothing of the rehearsal is left.
 func TestRehearsalFails(t *testing.T) {
-	long(t)
 	type story struct {
 		bring func(*testing.T, *Lab)
 		kind  fault.Kind
 		want  string // in the error
 	}
-	eachInLab(t, oneWorker(), map[string]story{
+	eachLong(t, oneWorker(), map[string]story{
 		"the bytes are another ISO's": {func(t *testing.T, l *Lab) {
 			must(t, l.Client().Publish(t.Context()))
 			l.SwapISOs()
@@ -231,7 +230,6 @@ func TestRehearsalKilled(t *testing.T) {
 
 // TestCtrlCInARehearsal: its VM is removed and no node is touched, whatever else Proxmox does for us meanwhile.
 func TestCtrlCInARehearsal(t *testing.T) {
-	long(t)
 	calls := map[string]string{
 		"import": "/nodes/pve1/qemu", "start": "/9099/status/start", "seen": "/9099/agent/network-get-interfaces",
 	}
@@ -239,7 +237,7 @@ func TestCtrlCInARehearsal(t *testing.T) {
 		at    string
 		twice bool
 	}
-	eachInLab(t, oneWorker(), storiesOf(
+	eachLong(t, oneWorker(), storiesOf(
 		story{"import", false}, story{"import", true}, story{"start", false}, story{"start", true},
 		story{"seen", false}, story{"seen", true},
 	), func(t *testing.T, lab *Lab, s story) {
@@ -348,8 +346,7 @@ func TestRehearsalOfADiskLate(t *testing.T) {
 		"then a start": {toVM("POST", "/qemu/9099/status/start"), 0},
 	}, func(t *testing.T, lab *Lab, s story) {
 		lab.BootsDisks("disk")
-		lab.setRoll("rehearse: {enabled: true}")
-		lab.Patch(everywhere)
+		lab.patch(everywhere, "rehearse: {enabled: true}")
 		x := lab.rollKilledBy(makes, onlyWorker)
 		x.deliverBefore(s.then, 0)
 		must(t, lab.second().roll(onlyWorker)(t.Context()))
@@ -448,8 +445,7 @@ func TestPrepared(t *testing.T) {
 		"virtio":                   {"wk1", "disk", cluster.Recreate, sim.Options{Workers: 1, DiskBus: "virtio"}},
 	}, func(t *testing.T, lab *Lab, s story) {
 		lab.BootsDisks(s.boot)
-		strategy(s.strategy)(lab)
-		lab.Patch(everywhere)
+		lab.patch(everywhere, "strategy: "+string(s.strategy))
 		before := lab.Disks()
 		var order []string
 		c := lab.Client().hears(func(e step.Event) {
@@ -559,8 +555,7 @@ func TestPreparedKilled(t *testing.T) {
 			begin: func(t *testing.T) *Lab {
 				lab := New(t, sim.Options{Workers: 1})
 				lab.BootsDisks("disk")
-				strategy(s)(lab)
-				lab.Patch(sim.PatchedExtension)
+				lab.patch(sim.PatchedExtension, "strategy: "+string(s))
 				return lab
 			},
 			do: rolls(policyFor("wk1")), choose: chosenPoints, journal: true,
@@ -611,8 +606,7 @@ func TestPreparedLate(t *testing.T) {
 		"the disk of a reimage":    {cluster.Reimage, given, starts},
 	}, func(t *testing.T, lab *Lab, s story) {
 		lab.BootsDisks("disk")
-		strategy(s.strategy)(lab)
-		lab.Patch(sim.PatchedExtension)
+		lab.patch(sim.PatchedExtension, "strategy: "+string(s.strategy))
 		before := lab.Disks()
 		x := lab.rollKilledBy(s.held, planning.Policy{})
 		x.deliverBefore(s.then, 0)

@@ -144,8 +144,7 @@ func requirePulse(t *testing.T, told story.Story) {
 
 // TestReportOfAKilledRun: it has what is known, and after a resume the outcome.
 func TestReportOfAKilledRun(t *testing.T) {
-	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-		lab.Patch(sim.PatchedExtension)
+	inStaleLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		c := lab.logged(lab.Client())
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
@@ -198,8 +197,7 @@ func inShort(run past.Run) string {
 // the purpose, how many nodes were done, and how long that worker was unavailable.
 func TestReportOfAResumedRun(t *testing.T) {
 	inLongLab(t, sim.Options{Workers: 2}, func(t *testing.T, lab *Lab) {
-		lab.setRoll("canary: false")
-		lab.Patch(sim.PatchedExtension)
+		lab.patch(sim.PatchedExtension, "canary: false")
 		c := lab.logged(lab.Client())
 		c.Emit = whenStarted("wk2/bring-up", func() { lab.World.FailNext("qmcreate", "no space left") })
 		err := c.roll(planning.Policy{})(t.Context())
@@ -302,8 +300,7 @@ func TestNotices(t *testing.T) {
 
 // An unreachable webhook does not fail a roll; the report says so.
 func TestNoticesThatDoNotArrive(t *testing.T) {
-	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-		lab.Patch(sim.PatchedExtension)
+	inStaleLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		c := lab.Client()
 		c.Notify = &chat{err: errors.New("webhook h: notice: it answers with 500\nwebhook i: it is not set")}
 		rep := valueOf(c.Roll(t.Context(), planning.Policy{}))(t)
@@ -316,8 +313,7 @@ func TestNoticesThatDoNotArrive(t *testing.T) {
 
 // A refused roll sends notices too; a declined one does not, and after a second Ctrl-C recast waits for no webhook.
 func TestNoticesOfARunThatDidNotBegin(t *testing.T) {
-	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-		lab.Patch(sim.PatchedExtension)
+	inStaleLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		told := &chat{}
 		c := lab.Client()
 		c.Notify = told
@@ -386,8 +382,7 @@ func (l *Lab) observed(t *testing.T, e sdktrace.SpanExporter) (c *Client, ctx co
 
 // TestTelemetryOfARoll: spans are run → node → step → call, metrics match the report, the log has every change.
 func TestTelemetryOfARoll(t *testing.T) {
-	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-		lab.Patch(sim.PatchedExtension)
+	inStaleLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		received := newCollector(lab)
 		c, ctx, warned := lab.observed(t, received)
 		progress := ui.NewProgress(io.Discard)

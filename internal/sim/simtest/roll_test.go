@@ -54,6 +54,14 @@ func inLongLab(t *testing.T, o sim.Options, f func(t *testing.T, lab *Lab)) {
 	inLab(t, o, f)
 }
 
+// inStaleLab is inLongLab where the workers are stale.
+func inStaleLab(t *testing.T, o sim.Options, f func(t *testing.T, lab *Lab)) {
+	inLongLab(t, o, func(t *testing.T, lab *Lab) {
+		lab.Patch(sim.PatchedExtension)
+		f(t, lab)
+	})
+}
+
 // played is what a test does with a story in its lab.
 type played[S any] = func(t *testing.T, lab *Lab, story S)
 
@@ -438,6 +446,12 @@ func (l *Lab) setRoll(keys ...string) {
 	}
 }
 
+// patch is Patch where the roll has these settings.
+func (l *Lab) patch(extension string, roll ...string) {
+	l.setRoll(roll...)
+	l.Patch(extension)
+}
+
 // TestOrder checks the order in which nodes go down.
 func TestOrder(t *testing.T) {
 	type story struct {
@@ -508,13 +522,11 @@ func TestWorkersAtATime(t *testing.T) {
 		"half":         {1, "{workers: 50%, perHost: 4}", 2, 2},
 		"one per host": {2, "{workers: 4}", 2, 1},
 	}, func(t *testing.T, lab *Lab, c story) {
-		lab.setRoll("canary: false")
-		lab.Patch(sim.PatchedExtension)
+		lab.patch(sim.PatchedExtension, "canary: false")
 		start := time.Now()
 		must(t, lab.Client().roll(policyFor("wk1", "wk2"))(t.Context()))
 		serial := 2 * time.Since(start) // of four
-		lab.Patch(sim.PatchedExtension)
-		lab.setRoll("maxUnavailable: " + c.at)
+		lab.patch(sim.PatchedExtension, "maxUnavailable: "+c.at)
 		seen := lab.watchOutage()
 		start = time.Now()
 		must(t, lab.second().roll(planning.Policy{})(t.Context()))
@@ -538,8 +550,7 @@ func TestOneOfThreeFails(t *testing.T) {
 		"before it is taken down": {"PUT /nodes/pve1/qemu/9031/config", false},
 		"when it is down":         {"POST /nodes/pve1/qemu/9031/move_disk", true},
 	}, func(t *testing.T, lab *Lab, c story) {
-		lab.setRoll("canary: false", "maxUnavailable: {workers: 2, perHost: 2}")
-		lab.Patch(sim.PatchedExtension)
+		lab.patch(sim.PatchedExtension, "canary: false", "maxUnavailable: {workers: 2, perHost: 2}")
 		lab.World.FailNext(c.fail, "the disk is on fire")
 		seen := lab.watchOutage()
 		err := lab.Client().roll(planning.Policy{})(t.Context())
@@ -557,8 +568,7 @@ func TestOneOfThreeFails(t *testing.T) {
 // TestAForeignCordonStays rolls a node that a person has cordoned.
 func TestAForeignCordonStays(t *testing.T) {
 	eachLong(t, oneWorker(), storiesOf(cluster.Recreate, cluster.Reimage, cluster.InPlace), func(t *testing.T, lab *Lab, s cluster.Strategy) {
-		lab.setRoll("strategy: " + string(s))
-		lab.Patch(sim.PatchedExtension)
+		lab.patch(sim.PatchedExtension, "strategy: "+string(s))
 		lab.Cordon("wk1", true)
 		must(t, lab.Client().roll(planning.Policy{})(t.Context()))
 		require(t, lab.kubeNode("wk1").Spec.Unschedulable, "wk1 takes pods")
@@ -568,7 +578,6 @@ func TestAForeignCordonStays(t *testing.T) {
 
 // TestAnotherNodeIsDown: a foreign Node, or one that a person has taken down, does not count.
 func TestAnotherNodeIsDown(t *testing.T) {
-	long(t)
 	off := func(node string) edit { return func(l *Lab) { must(l.t, l.World.PowerOff(l.node(node).VMID)) } }
 	foreign := func(l *Lab) {
 		l.Kube.NodeUp(kubeapi.NodeInfo{Name: "gpu1", UUID: "5ec0ffee-0000-4000-8000-0000000000aa", BootID: "b"})
@@ -585,7 +594,7 @@ func TestAnotherNodeIsDown(t *testing.T) {
 		refuse string // "": it rolls
 		warns  string
 	}
-	eachInLab(t, sim.Options{ControlPlanes: 3, Workers: 3}, map[string]story{
+	eachLong(t, sim.Options{ControlPlanes: 3, Workers: 3}, map[string]story{
 		"one of ours":                                          {off("wk2"), "wk1", "other nodes are not Ready: wk2", ""},
 		"one that recast does not know":                        {foreign, "wk1", "", "gpu1 (not in recast.yaml)"},
 		"the same, for a control plane":                        {foreign, "cp1", "", "gpu1 (not in recast.yaml)"},
@@ -617,8 +626,7 @@ func TestAnotherNodeIsDown(t *testing.T) {
 func TestSettle(t *testing.T) {
 	eachLong(t, oneWorker(), storiesOf(cluster.Recreate, cluster.InPlace), func(t *testing.T, lab *Lab, s cluster.Strategy) {
 		lab.Replace("recast.yaml", "settle: 2s", "settle: 90s")
-		lab.setRoll("strategy: " + string(s))
-		lab.Patch(sim.PatchedExtension)
+		lab.patch(sim.PatchedExtension, "strategy: "+string(s))
 		var settling, done time.Time
 		lab.Client().hears(func(e step.Event) {
 			switch {
@@ -666,8 +674,7 @@ func (l *Lab) rollOf(saved *planning.Plan) error {
 // TestPauseDuringARoll: a node of the plan that is paused meanwhile is not taken down.
 func TestPauseDuringARoll(t *testing.T) {
 	inLongLab(t, sim.Options{}, func(t *testing.T, lab *Lab) {
-		lab.setRoll("canary: false")
-		lab.Patch(sim.PatchedExtension)
+		lab.patch(sim.PatchedExtension, "canary: false")
 		seen := lab.watchOutage()
 		c := lab.Client().hears(whenStarted("wk1/bring-up", func() { lab.pause("wk2", "someone works on it") }))
 		const want = "roll/workers/wk2/gate: wk2 was paused since the plan was made: someone works on it"
@@ -684,8 +691,7 @@ func TestPauseDuringARoll(t *testing.T) {
 func TestAControllerTakesANode(t *testing.T) {
 	inLongLab(t, sim.Options{}, func(t *testing.T, lab *Lab) {
 		const mark, its = "cluster.x-k8s.io/machine", "is of Cluster API (cluster.x-k8s.io/machine: wk-7), which creates and deletes its VM"
-		lab.setRoll("canary: false")
-		lab.Patch(sim.PatchedExtension)
+		lab.patch(sim.PatchedExtension, "canary: false")
 		seen := lab.watchOutage()
 		c := lab.Client().hears(whenStarted("wk1/bring-up", func() {
 			lab.annotate("wk1", mark, "wk-6") // this one is out already
@@ -711,8 +717,7 @@ func TestAControllerTakesANode(t *testing.T) {
 }
 
 func TestAPausedNodeIsFinished(t *testing.T) {
-	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-		lab.Patch(sim.PatchedExtension)
+	inStaleLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.rollKilledWhen("wk1/bring-up/create-vm")
 		lab.pause("wk1", "someone works on it")
 		lab.second().rollTo(t, planning.Policy{})
@@ -723,8 +728,7 @@ func TestAPausedNodeIsFinished(t *testing.T) {
 func TestNodesOfOneHolder(t *testing.T) {
 	o := func(most int) sim.Options { return sim.Options{Workers: 3, Holder: most == 1} }
 	eachLongIn(t, o, map[string]int{"one holder": 1, "none": 3}, func(t *testing.T, lab *Lab, most int) {
-		lab.setRoll("canary: false", "maxUnavailable: {workers: 3, perHost: 3}")
-		lab.Patch(sim.PatchedExtension)
+		lab.patch(sim.PatchedExtension, "canary: false", "maxUnavailable: {workers: 3, perHost: 3}")
 		seen := lab.watchOutage()
 		rep := lab.Client().mustRoll(planning.Policy{})
 		require(t, seen.most == most, "%d were out at a time", seen.most)
@@ -736,8 +740,7 @@ func TestNodesOfOneHolder(t *testing.T) {
 
 // TestRollOfASavedPlan does what the plan says, and refuses it afterwards.
 func TestRollOfASavedPlan(t *testing.T) {
-	inLongLab(t, sim.Options{}, func(t *testing.T, lab *Lab) {
-		lab.Patch(sim.PatchedExtension)
+	inStaleLab(t, sim.Options{}, func(t *testing.T, lab *Lab) {
 		saved := lab.save(policyFor("wk2"))
 		must(t, lab.rollOf(saved))
 		requireDrift(t, lab, "wk1")
@@ -751,19 +754,17 @@ func TestRollOfASavedPlan(t *testing.T) {
 
 // TestASavedPlanIsRefused if the world has changed, before anything is touched.
 func TestASavedPlanIsRefused(t *testing.T) {
-	long(t)
 	type story struct {
 		move func(*Lab)
 		want string   // the reported difference
 		out  []string // nodes that are out already
 	}
-	eachInLab(t, sim.Options{}, map[string]story{
+	eachLong(t, sim.Options{}, map[string]story{
 		"a VM":          {func(l *Lab) { l.EditVM(9032, "tags", "new") }, "wk2: digest of the VM's configuration: ", nil},
 		"the lock":      {func(l *Lab) { l.Patch(everywhere) }, "recast.lock: sha256-", nil},
 		"an unfinished": {func(l *Lab) { l.rollKilledWhen("wk1/bring-up/create-vm") }, "wk1: left unfinished by run 20000101-0000-feed, which is not of this plan", []string{"wk1"}},
 	}, func(t *testing.T, lab *Lab, s story) {
-		lab.setRoll("canary: false")
-		lab.Patch(sim.PatchedExtension)
+		lab.patch(sim.PatchedExtension, "canary: false")
 		saved := lab.save(planning.Policy{})
 		s.move(lab)
 		seen := lab.watchOutage()
@@ -821,8 +822,7 @@ func TestASavedPlanResumesItsLeftovers(t *testing.T) {
 // A plan made with --accept-outage is rolled with it.
 func TestASavedPlanAcceptsItsOutage(t *testing.T) {
 	inLongLab(t, sim.Options{ControlPlanes: 2, Workers: 1}, func(t *testing.T, lab *Lab) {
-		lab.setRoll("canary: false", "strategy: in-place")
-		lab.Patch(everywhere)
+		lab.patch(everywhere, "canary: false", "strategy: in-place")
 		must(t, lab.rollOf(lab.save(planning.Policy{AcceptOutage: true})))
 		requireDrift(t, lab)
 	})
@@ -841,7 +841,6 @@ func TestACanaryOfItsOwnBuild(t *testing.T) {
 }
 
 func TestASavedPlanResumes(t *testing.T) {
-	long(t)
 	const withinRecreate, withinInPlace, between = "wk1/bring-up/create-vm", "wk1/wait-healthy", "wk2/gate"
 	type story struct {
 		strategy  cluster.Strategy
@@ -851,7 +850,7 @@ func TestASavedPlanResumes(t *testing.T) {
 	}
 	// Nothing shows who has upgraded it.
 	unknown := story{cluster.InPlace, between, true, false}
-	eachInLab(t, sim.Options{}, storiesOf(
+	eachLong(t, sim.Options{}, storiesOf(
 		story{cluster.Recreate, withinRecreate, false, false},
 		// Its machine configuration is lost, so its old system disk is put back into the new VM, first.
 		story{cluster.Recreate, withinRecreate, true, false},
@@ -863,8 +862,7 @@ func TestASavedPlanResumes(t *testing.T) {
 		unknown,
 		story{cluster.InPlace, between, true, true},
 	), func(t *testing.T, lab *Lab, s story) {
-		lab.setRoll("canary: false", "strategy: "+string(s.strategy))
-		lab.Patch(sim.PatchedExtension)
+		lab.patch(sim.PatchedExtension, "canary: false", "strategy: "+string(s.strategy))
 		saved := lab.save(planning.Policy{})
 		lab.killSaved(saved, s.at)
 		again := lab.second()

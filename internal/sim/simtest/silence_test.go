@@ -389,8 +389,7 @@ func (s slowRoll) String() string { return fmt.Sprintf("%s %s", s.strategy, s.no
 func (s slowRoll) play(t *testing.T, secrets *talosapi.Cluster, strike func(l *Lab, c *Client)) (dump string, own *talosapi.Cluster) {
 	synctest.Test(t, func(t *testing.T) {
 		l := New(t, sim.Options{ControlPlanes: 3, Workers: 1, Talos: secrets})
-		l.setRoll("strategy: " + string(s.strategy))
-		l.Patch(everywhere)
+		l.patch(everywhere, "strategy: "+string(s.strategy))
 		c := l.Client()
 		strikes := 0
 		c.Emit = func(e step.Event) {

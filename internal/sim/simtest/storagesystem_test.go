@@ -181,8 +181,7 @@ func rollWaits(t *testing.T, r storageRoll) {
 	ways := storiesOf(cluster.Recreate, cluster.InPlace)
 	eachInLab(t, sim.Options{Workers: 2}, ways, func(t *testing.T, lab *Lab, s cluster.Strategy) {
 		r.run(lab, "wk1", "wk2")
-		lab.Patch(sim.PatchedExtension)
-		lab.setRoll("strategy: " + string(s))
+		lab.patch(sim.PatchedExtension, "strategy: "+string(s))
 		r.volume(lab)
 		var said []string
 		whole := true
@@ -526,6 +525,7 @@ func (l *Lab) requireEvictAfter(node, value string, held bool) {
 
 // inEvictingLab runs a test with a LINSTOR on three workers that evicts each of them within its outage.
 func inEvictingLab(t *testing.T, test func(t *testing.T, lab *Lab)) {
+	long(t)
 	inStorageLab(t, (*Lab).runLINSTOR, 3, func(t *testing.T, lab *Lab) {
 		drbd(2, "wk1", "wk2")(lab)
 		lab.evicting("1")
@@ -535,7 +535,6 @@ func inEvictingLab(t *testing.T, test func(t *testing.T, lab *Lab)) {
 
 // TestRollKeepsLINSTORFromEvicting: no node is evicted while it is away, and each has its own property back.
 func TestRollKeepsLINSTORFromEvicting(t *testing.T) {
-	long(t)
 	inEvictingLab(t, func(t *testing.T, lab *Lab) {
 		lab.Kube.LINSTOR().SetNodeProperty("wk2", evictAfter, "2")
 		var said []string
@@ -561,7 +560,6 @@ func TestRollKeepsLINSTORFromEvicting(t *testing.T) {
 
 // TestLINSTOREvictsWithoutHold: the lab's LINSTOR evicts a node as the real one does, so that the others prove something.
 func TestLINSTOREvictsWithoutHold(t *testing.T) {
-	long(t)
 	inEvictingLab(t, func(t *testing.T, lab *Lab) {
 		lab.setRoll("storage: {linstor: off}", "strategy: recreate")
 		must(t, lab.Client().roll(planning.Policy{})(t.Context()))
@@ -575,7 +573,6 @@ const putOfNode = "services/linstor-controller:3370/proxy/v1/nodes/wk1 " + http.
 
 // TestLINSTORHoldOfAKilledRun: the next run gives back exactly what was there, and so does recover.
 func TestLINSTORHoldOfAKilledRun(t *testing.T) {
-	long(t)
 	moments := []moment{
 		{server: putOfNode, unsent: true}, onServer(putOfNode), before("wk1/take-down/delete-vm"), before("finish/uncordon"), before("wk1/await-storage-again"),
 	}
@@ -597,7 +594,6 @@ func TestLINSTORHoldOfAKilledRun(t *testing.T) {
 
 // TestLINSTORHoldChangedBySomeoneElse: their value stays.
 func TestLINSTORHoldChangedBySomeoneElse(t *testing.T) {
-	long(t)
 	inEvictingLab(t, func(t *testing.T, lab *Lab) {
 		c := lab.Client()
 		c.Emit = whenStarted("wk1/take-down", func() { lab.Kube.LINSTOR().SetNodeProperty("wk1", evictAfter, "90") })
@@ -632,7 +628,6 @@ func TestDoctorOfLINSTOR(t *testing.T) {
 
 // TestLINSTORHoldIsRefused: if the property can't be changed, the node is not touched; doctor names the right before.
 func TestLINSTORHoldIsRefused(t *testing.T) {
-	long(t)
 	set := func(l *Lab) string {
 		c := l.Kube.LINSTOR()
 		return c.NodeProperty("wk1", evictAfter) + " " + c.NodeProperty("wk1", linstorHold)
@@ -650,7 +645,6 @@ func TestLINSTORHoldIsRefused(t *testing.T) {
 
 // TestLINSTORHoldIsLeft: the roll says so, with the command that gives the property back; the next one does that.
 func TestLINSTORHoldIsLeft(t *testing.T) {
-	long(t)
 	inEvictingLab(t, func(t *testing.T, lab *Lab) {
 		c := lab.Client().hears(whenStarted("wk1/await-storage-again", func() { silentLINSTOR(lab) }))
 		err := c.roll(onlyWorker)(t.Context())
@@ -680,7 +674,6 @@ func requireHeldInDrift(t *testing.T, lab *Lab, left bool) {
 
 // TestDriftDuringARoll: what an active roll holds is shown, and no drift.
 func TestDriftDuringARoll(t *testing.T) {
-	long(t)
 	inEvictingLab(t, func(t *testing.T, lab *Lab) {
 		looked := false
 		c := lab.Client().hears(whenStarted("wk1/await-storage-again", func() {

@@ -571,8 +571,7 @@ func (l *Lab) requireRolledFrom(t *testing.T, disks map[string]string) {
 // TestItsPodIsEvictedMeanwhile: where someone else evicts recast's pod while another node is out, that is the first
 // Ctrl-C, as everywhere: the node is finished.
 func TestItsPodIsEvictedMeanwhile(t *testing.T) {
-	inLongLab(t, sim.Options{ControlPlanes: 1, Workers: 3}, func(t *testing.T, lab *Lab) {
-		lab.Patch(sim.PatchedExtension)
+	inStaleLab(t, sim.Options{ControlPlanes: 1, Workers: 3}, func(t *testing.T, lab *Lab) {
 		before := lab.Disks()
 		j := job{Lab: lab, on: []string{"wk1", "wk2"}, grace: time.Hour, says: "stopped; not started: roll/workers"}
 		j.emit = whenStarted("wk2/bring-up", func() {
@@ -611,8 +610,7 @@ func TestItsOwnClusterIsRefused(t *testing.T) {
 	eachLongIn(t, func(c story) sim.Options {
 		return sim.Options{ControlPlanes: c.planes, Workers: 2, EtcdOnData: c.planes < 3}
 	}, stories, func(t *testing.T, lab *Lab, c story) {
-		lab.setRoll("strategy: " + string(cmp.Or(c.strategy, cluster.Auto)))
-		lab.Patch(everywhere)
+		lab.patch(everywhere, "strategy: "+string(cmp.Or(c.strategy, cluster.Auto)))
 		client := lab.Client()
 		client.Pod, _ = (&job{Lab: lab, on: []string{"wk1"}}).start()
 		client.Pod.UID = cmp.Or(c.uid, client.Pod.UID)
