@@ -152,10 +152,7 @@ func inProcess(t *testing.T, seed uint64, from, count int, each func(int, Result
 }
 
 // longestCase limits a case, and longestShrink the time to minimize one, in real time.
-const (
-	longestCase   = 15 * time.Minute
-	longestShrink = 30 * time.Minute
-)
+const longestCase, longestShrink = 15 * time.Minute, 30 * time.Minute
 
 var errSlow = fmt.Errorf("no result for %s", longestCase)
 

@@ -683,10 +683,8 @@ func TestPublishThroughTrouble(t *testing.T) {
 		const patience = "the factory answered 504 Gateway Timeout; the factory is still building, asking again in 10s"
 		for _, want := range []string{
 			"resolve-installer: the factory answered 503 Service Unavailable, trying again in 7s (2 of 5)",
-			"resolve-installer: " + patience,
-			"resolve-installer: the factory is building the installer, 4m30s",
-			"fetch-iso: " + patience,
-			"fetch-iso: the factory is building the ISO, 1m0s",
+			"resolve-installer: " + patience, "resolve-installer: the factory is building the installer, 4m30s",
+			"fetch-iso: " + patience, "fetch-iso: the factory is building the ISO, 1m0s",
 			"fetch-iso: the download broke off after 0 MiB (unexpected EOF), beginning again in 1s (2 of 5)",
 		} {
 			require(t, slices.Contains(notes, want), "not told: %s\n%s", want, strings.Join(notes, "\n"))

@@ -145,10 +145,7 @@ func TestRollbackAfterAnUpgradeInPlace(t *testing.T) {
 	})
 }
 
-const (
-	talos12 = "v1.12.6"
-	talos14 = "v1.14.1"
-)
+const talos12, talos14 = "v1.12.6", "v1.14.1"
 
 func (l *Lab) wantTalos(from, to string) {
 	l.Replace("recast.yaml", "version: "+from, "version: "+to)
@@ -309,10 +306,7 @@ func (c *Client) upgradeKubernetes(ctx context.Context) error {
 }
 
 // The Kubernetes of a new lab, and the one after it.
-const (
-	labKubernetes  = "v1.35.4"
-	nextKubernetes = "v1.36.1"
-)
+const labKubernetes, nextKubernetes = "v1.35.4", "v1.36.1"
 
 func (l *Lab) mustUpgradeKubernetes() {
 	must(l.t, l.as("20000101-0002-feed").upgradeKubernetes(l.t.Context()))

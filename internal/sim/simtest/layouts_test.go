@@ -176,10 +176,7 @@ var (
 	layoutsDir    = flag.String("layouts.dir", ownLayouts, "where layouts are; those of another directory are compared with no page")
 )
 
-const (
-	ownLayouts  = "../../../testdata/layouts"
-	layoutsPage = ownLayouts + "/README.md"
-)
+const ownLayouts, layoutsPage = "../../../testdata/layouts", ownLayouts + "/README.md"
 
 type verdict struct {
 	layouts.Layout
@@ -371,10 +368,7 @@ func bigVolume(kind, expr, more string) string {
 	return "apiVersion: v1alpha1\nkind: " + kind + "\nname: big\n" + more + "provisioning:\n    diskSelector:\n        match: '" + expr + "'\n"
 }
 
-const (
-	nowhere = `disk.transport == "nvme" && disk.size > 500u * GB`
-	atLeast = "    minSize: 1GB\n"
-)
+const nowhere, atLeast = `disk.transport == "nvme" && disk.size > 500u * GB`, "    minSize: 1GB\n"
 
 // TestASelectorIsSaid: plan and config diff say what a document selects; what would leave no volume is refused.
 func TestASelectorIsSaid(t *testing.T) {
@@ -537,10 +531,7 @@ func proxmoxVolume(name string) edit {
 	}}, func(pv *corev1.PersistentVolume) { pv.Spec.NodeAffinity = nil })
 }
 
-const (
-	podFile  = "9999/vm-9999-media.raw"
-	podVolid = "fast:" + podFile
-)
+const podFile, podVolid = "9999/vm-9999-media.raw", "fast:" + podFile
 
 // addPodDisk adds a pod's disk, whose name is not the driver's.
 func addPodDisk(l *Lab) {

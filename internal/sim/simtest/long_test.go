@@ -42,45 +42,16 @@ var (
 
 // everySlice are stories that are in every slice of make stories: of everything that recast does one at least.
 var everySlice = []string{
-	"TestAFileIsShown",
-	"TestAFileThatCannotBeApplied",
-	"TestAFirewallIsCarriedOver",
-	"TestAHoldersDisksAreRefusedUntilItIsNamed",
-	"TestAPodsDiskIsKnownByItsPersistentVolume",
-	"TestAVMUnderHA",
-	"TestBackupIsWaitedOut",
-	"TestConfigsAreForgotten",
-	"TestDamagedConfigIsNotApplied",
-	"TestDoctorForATokenWithNothing",
-	"TestEveryRefusal",
-	"TestFewPrivilegesSuffice",
-	"TestHooks",
-	"TestHooksAroundTwoPlans",
-	"TestInitRefuses",
-	"TestItsPodIsEvictedMeanwhile",
-	"TestLateDelete",
-	"TestLateShutdown",
-	"TestLateStart",
-	"TestOutsideClients",
-	"TestParkingOnEveryHost",
-	"TestPublishAndPrune",
-	"TestRecover",
-	"TestRecreateOnEveryBus",
-	"TestRecreatedInItsPool",
-	"TestRetention",
-	"TestRollOfASavedPlan",
-	"TestRollWithLostAnswers",
-	"TestRollback",
-	"TestSwappedDisksWithoutSerialsGetNoConfiguration",
-	"TestTakeOver",
-	"TestTelemetryOfARoll",
-	"TestTheVMIDIsTaken",
-	"TestTwoRollsAtOnce",
-	"TestUnfinishedWorkOfAnotherFile",
-	"TestUpgradeKubernetesRefuses",
-	"TestUserVolumeIsAwaited",
-	"TestWhatADeleteWouldDropIsKeptByReimage",
-	"TestWhatIsOnTheSystemDiskIsKeptByInPlace",
+	"TestAFileIsShown", "TestAFileThatCannotBeApplied", "TestAFirewallIsCarriedOver",
+	"TestAHoldersDisksAreRefusedUntilItIsNamed", "TestAPodsDiskIsKnownByItsPersistentVolume", "TestAVMUnderHA",
+	"TestBackupIsWaitedOut", "TestConfigsAreForgotten", "TestDamagedConfigIsNotApplied", "TestDoctorForATokenWithNothing",
+	"TestEveryRefusal", "TestFewPrivilegesSuffice", "TestHooks", "TestHooksAroundTwoPlans", "TestInitRefuses",
+	"TestItsPodIsEvictedMeanwhile", "TestLateDelete", "TestLateShutdown", "TestLateStart", "TestOutsideClients",
+	"TestParkingOnEveryHost", "TestPublishAndPrune", "TestRecover", "TestRecreateOnEveryBus", "TestRecreatedInItsPool",
+	"TestRetention", "TestRollOfASavedPlan", "TestRollWithLostAnswers", "TestRollback",
+	"TestSwappedDisksWithoutSerialsGetNoConfiguration", "TestTakeOver", "TestTelemetryOfARoll", "TestTheVMIDIsTaken",
+	"TestTwoRollsAtOnce", "TestUnfinishedWorkOfAnotherFile", "TestUpgradeKubernetesRefuses", "TestUserVolumeIsAwaited",
+	"TestWhatADeleteWouldDropIsKeptByReimage", "TestWhatIsOnTheSystemDiskIsKeptByInPlace",
 }
 
 // TestMain lets garbage lie: each lab is dropped as a whole, and a sixth of the time would go into sweeping up.
@@ -241,10 +212,7 @@ func (p point) String() string { return fmt.Sprintf("point %d, %q", p.at, p.name
 
 // beats is how many of a run's writes of its claim are points: how many there are is a matter of time. The
 // names of these points begin with beat.
-const (
-	beats = 2
-	beat  = "claim "
-)
+const beats, beat = 2, "claim "
 
 // around is how many points later a run is killed that has not come to its point: of two nodes that are made
 // at the same time, now one gets the lower number, now the other.
@@ -640,11 +608,7 @@ func (l *Lab) others(but string) []string {
 	return slices.DeleteFunc(names, func(n string) bool { return n == but })
 }
 
-const (
-	firstRun  = "20000101-0000-0001"
-	secondRun = "20000101-0000-0002"
-	thirdRun  = "20000101-0000-0003"
-)
+const firstRun, secondRun, thirdRun = "20000101-0000-0001", "20000101-0000-0002", "20000101-0000-0003"
 
 func (l *Lab) as(run string) *Client {
 	c := l.Client()

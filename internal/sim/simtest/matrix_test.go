@@ -69,10 +69,7 @@ func matrixExchanges() (list []matrixExchange) {
 }
 
 // The points at which an exchange is cancelled.
-const (
-	vmDeleted   = "vm-deleted"
-	allAttached = "all-attached"
-)
+const vmDeleted, allAttached = "vm-deleted", "all-attached"
 
 // matrixReference is the calls of an undisturbed exchange to Proxmox, and its possible final worlds.
 type matrixReference struct {

@@ -210,10 +210,7 @@ func strategy(s cluster.Strategy) edit {
 const wk1 = 9031
 
 // Its volumes, as the lab makes them.
-const (
-	wk1System = "fast:9031/vm-9031-disk-1.raw"
-	wk1Data   = "fast:9031/vm-9031-disk-2.raw"
-)
+const wk1System, wk1Data = "fast:9031/vm-9031-disk-1.raw", "fast:9031/vm-9031-disk-2.raw"
 
 // edit is a change of the lab by a refusal's fixture, or its reversal.
 type edit func(*Lab)
@@ -530,10 +527,7 @@ func preconfiguredRefusals() []refusal {
 	}
 }
 
-const (
-	wk1SystemDrive = wk1System + ",iothread=1,discard=on,ssd=1,serial=sys-wk1"
-	rawDisk        = "/dev/disk/by-id/nvme-1"
-)
+const wk1SystemDrive, rawDisk = wk1System + ",iothread=1,discard=on,ssd=1,serial=sys-wk1", "/dev/disk/by-id/nvme-1"
 
 // diskRefusals are drives that can't be moved, or could be the wrong ones.
 func diskRefusals() []refusal {

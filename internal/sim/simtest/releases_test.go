@@ -52,10 +52,7 @@ type leaving struct {
 }
 
 // The ways of going on. "roll" and "undo" have the journal, "elsewhere" is a roll on another machine.
-var (
-	forward = []string{"roll", "elsewhere"}
-	allWays = []string{"roll", "elsewhere", "undo"}
-)
+var forward, allWays = []string{"roll", "elsewhere"}, []string{"roll", "elsewhere", "undo"}
 
 // leavings are the states of which every release has left a file, by its name.
 func leavings() map[string]leaving {

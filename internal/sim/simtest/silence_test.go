@@ -295,10 +295,7 @@ func silentReads() map[string]func(context.Context, *Client) (any, error) {
 
 // longestRoll is the maximum duration of a roll of a lab's workers in lab time, under any
 // fault, and longestRead that of a read-only command.
-const (
-	longestRoll = 30 * time.Minute
-	longestRead = 3 * time.Minute
-)
+const longestRoll, longestRead = 30 * time.Minute, 3 * time.Minute
 
 // inTime fails the test if do exceeds longestRoll.
 func inTime(ctx context.Context, t *testing.T, do func(context.Context) error) error {

@@ -507,10 +507,7 @@ func TestRollStopsWhereDRBDStaysApart(t *testing.T) {
 	})
 }
 
-const (
-	evictAfter  = "DrbdOptions/AutoEvictAfterTime"
-	linstorHold = "Aux/recast.dev/hold"
-)
+const evictAfter, linstorHold = "DrbdOptions/AutoEvictAfterTime", "Aux/recast.dev/hold"
 
 func (l *Lab) evicting(minutes string) {
 	l.Kube.LINSTOR().SetProperty("DrbdOptions/AutoEvictAllowEviction", "True")

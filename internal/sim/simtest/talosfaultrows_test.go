@@ -12,11 +12,7 @@ import (
 )
 
 // The states of a node after a failed roll.
-const (
-	untouched = "on"
-	isOut     = "on, its old disk parked, cordoned"
-	isOff     = "off, its old disk parked, cordoned"
-)
+const untouched, isOut, isOff = "on", "on, its old disk parked, cordoned", "off, its old disk parked, cordoned"
 
 var (
 	threePlanes = sim.Options{ControlPlanes: 3, Workers: 1}
