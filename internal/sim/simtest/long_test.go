@@ -79,7 +79,8 @@ func long(t *testing.T) {
 // parts to those of them that have the subtest: else every slice would prepare every world.
 func longRow(t *testing.T) (part func(t *testing.T)) {
 	longParts(t)
-	rows, parts := rowsAndParts(*storiesSlice)
+	rows := uint64(math.Sqrt(float64(*storiesSlice))) // every rows-th row, and of that every parts-th part
+	parts := *storiesSlice / rows
 	in := func(t *testing.T, slice, seed uint64) {
 		if !chosen(t.Name(), slice, seed) {
 			t.Skip("not in this slice: SLICE=all")
@@ -87,12 +88,6 @@ func longRow(t *testing.T) (part func(t *testing.T)) {
 	}
 	in(t, rows, *storiesSeed)
 	return func(t *testing.T) { in(t, parts, *storiesSeed/rows) }
-}
-
-// rowsAndParts divides a slice: every rows-th row, and of that every parts-th part.
-func rowsAndParts(slice uint64) (rows, parts uint64) {
-	rows = uint64(math.Sqrt(float64(slice)))
-	return rows, slice / rows
 }
 
 var sliced sync.Map
@@ -413,21 +408,17 @@ func expectKills(t *testing.T, want int) {
 	})
 }
 
-func countKill(t testing.TB) {
+// requireKilled fails unless a client was killed at a place, and ended as a killed one does.
+func requireKilled(t testing.TB, killed bool, err error, where string) {
+	mustBe(t, killed, "it was not killed at %s: %v", where, err)
+	mustBe(t, err != nil, "killed at %s, yet it says that it succeeded", where)
+	mustBe(t, byKill(err), "killed at %s, yet it ended otherwise: %v", where, err)
 	for name := t.Name(); name != ""; name = name[:max(0, strings.LastIndex(name, "/"))] {
 		if n, ok := killCounts.Load(name); ok {
 			n.(*atomic.Int64).Add(1)
 			return
 		}
 	}
-}
-
-// requireKilled fails unless a client was killed at a place, and ended as a killed one does.
-func requireKilled(t testing.TB, killed bool, err error, where string) {
-	mustBe(t, killed, "it was not killed at %s: %v", where, err)
-	mustBe(t, err != nil, "killed at %s, yet it says that it succeeded", where)
-	mustBe(t, byKill(err), "killed at %s, yet it ended otherwise: %v", where, err)
-	countKill(t)
 }
 
 // byKill says whether an error is what becomes of a client whose context has ended, and whose connections

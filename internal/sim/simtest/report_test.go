@@ -102,7 +102,19 @@ func TestReportOfARoll(t *testing.T) {
 		for _, turn := range told.Turns {
 			requireTurn(t, turn, run)
 		}
-		requirePulse(t, told)
+		// A control plane that is down is reported, and everything is healthy in the end.
+		members, ready := 3, 6
+		for _, p := range told.Pulses {
+			if p.Etcd {
+				members = min(members, p.Well())
+			}
+			if p.Kubernetes {
+				ready = min(ready, p.Ready())
+			}
+		}
+		last := told.Pulses[len(told.Pulses)-1]
+		require(t, members == 2 && ready == 5 && last.Kubernetes && last.Ready() == 6,
+			"%d looks: etcd had %d healthy members at least, Kubernetes %d Ready nodes; in the end %+v", len(told.Pulses), members, ready, last)
 		requireSays(t, page, `data-node="cp1"`, `data-node="wk3"`, "silence the alerts", "at beforeNode wk1", rep.Run, "6 of 6", "qemu-guest-agent")
 	})
 }
@@ -126,22 +138,6 @@ func requireTurn(t *testing.T, turn *story.Turn, run past.Run) {
 	}
 }
 
-// requirePulse: a control plane that is down is reported, and everything is healthy in the end.
-func requirePulse(t *testing.T, told story.Story) {
-	members, ready := 3, 6
-	for _, p := range told.Pulses {
-		if p.Etcd {
-			members = min(members, p.Well())
-		}
-		if p.Kubernetes {
-			ready = min(ready, p.Ready())
-		}
-	}
-	last := told.Pulses[len(told.Pulses)-1]
-	require(t, members == 2 && ready == 5 && last.Kubernetes && last.Ready() == 6,
-		"%d looks: etcd had %d healthy members at least, Kubernetes %d Ready nodes; in the end %+v", len(told.Pulses), members, ready, last)
-}
-
 // TestReportOfAKilledRun: it has what is known, and after a resume the outcome.
 func TestReportOfAKilledRun(t *testing.T) {
 	inStaleLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
@@ -158,7 +154,12 @@ func TestReportOfAKilledRun(t *testing.T) {
 		mustBe(t, c.roll(planning.Policy{})(ctx) != nil, "it was not killed")
 		// A dead process would not have written the end; its last line is unfinished.
 		must(t, os.Truncate(log, size-10))
-		unfinish(t, filepath.Join(lab.Dir, ".recast/runs", c.Run))
+		dir := filepath.Join(lab.Dir, ".recast/runs", c.Run)
+		must(t, os.Remove(filepath.Join(dir, "fates.json")))
+		info := readFile(t, filepath.Join(dir, "RUN"))
+		began, _, found := strings.Cut(string(info), `,`+"\n")
+		mustBe(t, found, "RUN holds %s", info)
+		must(t, os.WriteFile(filepath.Join(dir, "RUN"), []byte(began+"\n}\n"), 0o600))
 		run, told, page := lab.past(c.Run)
 		turn := told.Turns[0]
 		require(t, run.Result == "killed" && turn.Status == "" && !turn.AwayFrom.IsZero() && turn.AwayTo.IsZero(),
@@ -177,15 +178,6 @@ func TestReportOfAKilledRun(t *testing.T) {
 		require(t, len(outages) == 1 && !outages[0].Open && outages[0].From.Equal(told.Turns[0].AwayFrom) &&
 			outages[0].To.Equal(told.Turns[1].Ended), "outages %+v", outages)
 	})
-}
-
-// unfinish removes the end of a run from its journal, which a dead process does not write.
-func unfinish(t *testing.T, dir string) {
-	must(t, os.Remove(filepath.Join(dir, "fates.json")))
-	info := readFile(t, filepath.Join(dir, "RUN"))
-	began, _, found := strings.Cut(string(info), `,`+"\n")
-	mustBe(t, found, "RUN holds %s", info)
-	must(t, os.WriteFile(filepath.Join(dir, "RUN"), []byte(began+"\n}\n"), 0o600))
 }
 
 func inShort(run past.Run) string {

@@ -139,22 +139,6 @@ func TestRollOfAnotherPatch(t *testing.T) {
 	})
 }
 
-func TestSwappedISOsAreNoticed(t *testing.T) {
-	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-		// The swap needs two builds on the storage: the control planes have another one.
-		lab.Patch(sim.PatchedExtension)
-		must(t, lab.Client().Publish(t.Context()))
-		lab.SwapISOs()
-		err := lab.Client().roll(planning.Policy{})(t.Context())
-		requireRefused(t, err, "it booted v1.13.9 with schematic")
-		requireTrouble(t, err, fault.NoBoot, "scsi0 (the old system disk) parked on VM ")
-		lab.RequireIntact()
-		require(t, !lab.vm(wk1).Running, "the VM that booted the wrong bytes: %+v", lab.vm(wk1))
-		lab.SwapISOs() // someone restores the right content
-		lab.Client().rollTo(t, planning.Policy{})
-	})
-}
-
 // A VM in a pool is in it again after it was recreated, and so is its parking VM: pools decide on permissions.
 func TestRecreatedInItsPool(t *testing.T) {
 	inLongLab(t, sim.Options{ControlPlanes: 1, Workers: 1}, func(t *testing.T, lab *Lab) {

@@ -231,11 +231,14 @@ func silentVerbs() map[string]silentVerb {
 		}},
 	}
 	for node, o := range map[string]sim.Options{"wk1": oneWorker(), "cp2": threePlanes} {
-		verbs["recover "+node] = silentVerb{o: o, node: node, stale: true, prepare: halfway(node), do: (*Client).giveUp}
-		verbs["rollback "+node] = silentVerb{o: o, node: node, kept: 1, stale: true, prepare: rolledBefore(node), do: func(c *Client, node string) func(context.Context) error { return c.goBack(node) }}
+		patched := func(l *Lab) { l.Patch(everywhere) }
+		halfway := all(patched, func(l *Lab) { l.as(firstRun).rollKilled(after("delete-vm"), policyFor(node)) })
+		before := all(patched, func(l *Lab) { l.as(firstRun).mustRoll(policyFor(node)) })
+		back := func(c *Client, node string) func(context.Context) error { return c.goBack(node) }
+		verbs["recover "+node] = silentVerb{o: o, node: node, stale: true, prepare: halfway, do: (*Client).giveUp}
+		verbs["rollback "+node] = silentVerb{o: o, node: node, kept: 1, stale: true, prepare: before, do: back}
 		for s, kept := range map[cluster.Strategy]int{cluster.Recreate: 1, cluster.Reimage: 1, cluster.InPlace: 0} {
-			stale := all(strategy(s), func(l *Lab) { l.Patch(everywhere) })
-			verbs["roll "+string(s)+" "+node] = silentVerb{o: o, node: node, kept: kept, do: (*Client).rollNode, prepare: stale}
+			verbs["roll "+string(s)+" "+node] = silentVerb{o: o, node: node, kept: kept, do: (*Client).rollNode, prepare: all(strategy(s), patched)}
 		}
 	}
 	for name, v := range map[string]struct {
@@ -261,21 +264,6 @@ func silentVerbs() map[string]silentVerb {
 }
 
 func (c *Client) rollNode(node string) func(context.Context) error { return c.roll(policyFor(node)) }
-
-// halfway is a node that has lost its VM to a killed roll.
-func halfway(node string) edit {
-	return func(l *Lab) {
-		l.Patch(everywhere)
-		l.as(firstRun).rollKilled(after("delete-vm"), policyFor(node))
-	}
-}
-
-func rolledBefore(node string) edit {
-	return func(l *Lab) {
-		l.Patch(everywhere)
-		l.as(firstRun).mustRoll(policyFor(node))
-	}
-}
 
 // silentReads are commands that change nothing. Their results count as output besides the error.
 func silentReads() map[string]func(context.Context, *Client) (any, error) {
@@ -404,7 +392,8 @@ func (s slowRoll) play(t *testing.T, secrets *talosapi.Cluster, strike func(l *L
 	return dump, own
 }
 
-func slowStrikes() map[string]func(l *Lab, c *Client) {
+// TestSlowServers: no step fails while an API is slow or refuses for a minute at every step, and the world is the same.
+func TestSlowServers(t *testing.T) {
 	strikes := map[string]func(l *Lab, c *Client){"refused": func(_ *Lab, c *Client) {
 		c.Cut()
 		time.AfterFunc(slowFor, c.Mend)
@@ -412,15 +401,10 @@ func slowStrikes() map[string]func(l *Lab, c *Client) {
 	for _, server := range sim.SlowServers {
 		strikes["slow "+server] = func(l *Lab, _ *Client) { must(l.t, l.Slow(server, slowFor)) }
 	}
-	return strikes
-}
-
-// TestSlowServers: no step fails while an API is slow or refuses for a minute at every step, and the world is the same.
-func TestSlowServers(t *testing.T) {
 	rolls := []slowRoll{{"wk1", cluster.Recreate}, {"cp2", cluster.Recreate}, {"wk1", cluster.InPlace}, {"cp2", cluster.InPlace}}
 	for _, s := range rolls {
 		ref := sync.OnceValues(func() (string, *talosapi.Cluster) { return s.play(t, nil, func(*Lab, *Client) {}) })
-		for name, strike := range slowStrikes() {
+		for name, strike := range strikes {
 			t.Run(s.String()+" "+name, func(t *testing.T) {
 				long(t)
 				t.Parallel()

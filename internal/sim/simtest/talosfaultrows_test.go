@@ -49,7 +49,8 @@ func faultsOfBoots() map[string]*talosFault {
 		},
 		"the boot ISO is another build": {
 			begins: inTurn(published, (*talosScene).SwapISOs), mends: (*talosScene).SwapISOs,
-			kind: fault.Refused, says: []string{"VM 9031 was stopped before anything was applied", "it booted v1.13.9 with schematic"}, stands: isOff,
+			kind: fault.Refused, code: fault.NoBoot, stands: isOff,
+			says: []string{"VM 9031 was stopped before anything was applied", "it booted v1.13.9 with schematic", "scsi0 (the old system disk) parked on VM "},
 		},
 		"the maintenance API never comes": {
 			at: "bring-up/start", begins: troubled(talosapi.Trouble{Unplugged: true}), mends: inTurn(troubled(talosapi.Trouble{}), switchedOff),

@@ -63,11 +63,12 @@ type talosFault struct {
 	remedy func(s *talosScene)
 
 	kind   fault.Kind
-	says   []string // texts in the error and its hints, all of them; none: the roll succeeds
-	stands string   // state of the node afterwards
-	spares bool     // a roll that fails leaves the VM as it was, in the same boot
-	parks  bool     // an old system disk is parked in the end although it is upgraded in place
-	noted  string   // a message to the user during the roll
+	code   fault.Code // "": any
+	says   []string   // texts in the error, its hints and what it calls safe, all of them; none: the roll succeeds
+	stands string     // state of the node afterwards
+	spares bool       // a roll that fails leaves the VM as it was, in the same boot
+	parks  bool       // an old system disk is parked in the end although it is upgraded in place
+	noted  string     // a message to the user during the roll
 }
 
 type talosScene struct {
@@ -166,9 +167,9 @@ func (s *talosScene) hear(e step.Event) {
 func (s *talosScene) keep(name string) { s.kept[name] = s.Read(name) }
 
 func (s *talosScene) requireSaid(err error) {
-	all := fmt.Sprint(err) + "\n" + strings.Join(fault.Hints(err), "\n")
-	require(s.t, (err != nil) == (len(s.says) > 0) && fault.KindOf(err) == s.kind,
-		"kind %d, want %d; it was to say %q:\n%s", fault.KindOf(err), s.kind, s.says, all)
+	all := fmt.Sprint(err) + "\n" + strings.Join(slices.Concat(fault.Hints(err), fault.Safe(err)), "\n")
+	require(s.t, (err != nil) == (len(s.says) > 0) && fault.KindOf(err) == s.kind && (s.code == "" || fault.CodeOf(err) == s.code),
+		"kind %d, want %d, code %s; it was to say %q:\n%s", fault.KindOf(err), s.kind, fault.CodeOf(err), s.says, all)
 	requireSays(s.t, all, s.says...)
 	requireSays(s.t, strings.Join(s.heard, "\n"), s.noted)
 }
