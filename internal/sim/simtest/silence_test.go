@@ -238,7 +238,8 @@ func silentVerbs() map[string]silentVerb {
 		verbs["recover "+node] = silentVerb{o: o, node: node, stale: true, prepare: halfway, do: (*Client).giveUp}
 		verbs["rollback "+node] = silentVerb{o: o, node: node, kept: 1, stale: true, prepare: before, do: back}
 		for s, kept := range map[cluster.Strategy]int{cluster.Recreate: 1, cluster.Reimage: 1, cluster.InPlace: 0} {
-			verbs["roll "+string(s)+" "+node] = silentVerb{o: o, node: node, kept: kept, do: (*Client).rollNode, prepare: all(strategy(s), patched)}
+			stale := all(strategy(s), patched)
+			verbs["roll "+string(s)+" "+node] = silentVerb{o: o, node: node, kept: kept, do: (*Client).rollNode, prepare: stale}
 		}
 	}
 	for name, v := range map[string]struct {
