@@ -1,6 +1,7 @@
 package simtest
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -41,8 +42,9 @@ import (
 
 type layoutLab struct {
 	*Lab
-	of   layouts.Layout
-	node sim.Node
+	of     layouts.Layout
+	node   sim.Node
+	before map[string]string // its shape
 }
 
 // newLayoutLab starts a layout's lab; secrets are those of another lab of it, nil: new ones.
@@ -251,59 +253,45 @@ func TestLayoutsAreRolled(t *testing.T) {
 	for _, layout := range loadLayouts(t) {
 		t.Run(layout.Name, func(t *testing.T) {
 			t.Parallel()
-			var ref reference
-			var strategy cluster.Strategy
-			synctest.Test(t, func(t *testing.T) { ref, strategy = rollLayout(t, layout) })
-			if strategy == "" || t.Failed() {
-				return // refused, with a reason
-			}
-			synctest.Test(t, func(t *testing.T) { resumeLayout(t, layout, strategy, ref) })
+			var secrets *talosapi.Cluster // of the undisturbed world, which comes first
+			var plan planning.NodePlan
+			var deletes string // the call by which recreate deletes the VM
+			killGrid[*layoutLab]{
+				begin: func(t *testing.T) *layoutLab {
+					l := newLayoutLab(t, layout, secrets)
+					v := judge(t, l)
+					plan, secrets, l.before = *cmp.Or(v.lifted, &v.plan), l.Talos, l.shape()
+					deletes = fmt.Sprintf("DELETE /api2/json/nodes/%s/qemu/%d", l.node.Host, l.node.VMID)
+					return l
+				},
+				do: func(ctx context.Context, c *Client) error {
+					if len(plan.Refused) > 0 { // with a reason
+						return nil
+					}
+					return errOf(c.Roll(ctx, policyFor(layout.Node)))
+				},
+				journal: true,
+				choose: func(t *testing.T, points []point) []point {
+					switch {
+					case len(plan.Refused) > 0:
+						return nil
+					case plan.Strategy == cluster.Recreate:
+						return []point{namedPoint(t, points, deletes)}
+					}
+					return []point{points[len(points)/2]}
+				},
+				end: func(t *testing.T, l *layoutLab) string {
+					if len(plan.Refused) > 0 {
+						return ""
+					}
+					l.RequireIntact()
+					requireNone(t, l.plan(policyFor(layout.Node)).Work(), "after the roll there is still something to do")
+					requireSame(t, l.before, l.shape(), "the VM is not what it was (-before +now)")
+					return l.settledDump()
+				},
+			}.killEverywhere(t)
 		})
 	}
-}
-
-// rollLayout rolls undisturbed; an empty strategy means that the plan refuses.
-func rollLayout(t *testing.T, layout layouts.Layout) (ref reference, strategy cluster.Strategy) {
-	l := newLayoutLab(t, layout, nil)
-	n := readyLayout(t, l)
-	if len(n.Refused) > 0 {
-		return ref, ""
-	}
-	before := l.shape()
-	points, _ := l.finish(t, rolls(l.policy()))
-	l.requireRolled(before)
-	return reference{points, l.settledDump(), l.Talos}, n.Strategy
-}
-
-func resumeLayout(t *testing.T, layout layouts.Layout, strategy cluster.Strategy, ref reference) {
-	l := newLayoutLab(t, layout, ref.secrets)
-	readyLayout(t, l)
-	before := l.shape()
-	at := ref.points[len(ref.points)/2]
-	if strategy == cluster.Recreate {
-		at = namedPoint(t, ref.points, fmt.Sprintf("DELETE /api2/json/nodes/%s/qemu/%d", l.node.Host, l.node.VMID))
-	}
-	l.diesAt(t, at, rolls(l.policy()))
-	l.finish(t, rolls(l.policy()))
-	l.requireRolled(before)
-	requireSame(t, ref.dump, l.settledDump(), "killed at %s (-undisturbed +resumed)", at)
-}
-
-// readyLayout plans, applies a remedy if it helps, and returns the final plan.
-func readyLayout(t *testing.T, l *layoutLab) planning.NodePlan {
-	v := judge(t, l)
-	if v.lifted != nil {
-		return *v.lifted
-	}
-	return v.plan
-}
-
-func (l *layoutLab) policy() planning.Policy { return policyFor(l.of.Node) }
-
-func (l *layoutLab) requireRolled(before map[string]string) {
-	l.RequireIntact()
-	requireNone(l.t, l.plan(l.policy()).Work(), "after the roll there is still something to do")
-	requireSame(l.t, before, l.shape(), "the VM is not what it was (-before +now)")
 }
 
 func layoutPage(all []verdict) string {

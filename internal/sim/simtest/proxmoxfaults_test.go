@@ -655,41 +655,38 @@ func (l *Lab) editConfig(node, old, fresh string) {
 // TestUpgradeKubernetesIsKilled at every point, and run again with its journal or without: the result is the same.
 func TestUpgradeKubernetesIsKilled(t *testing.T) {
 	long(t)
-	var points []point
-	t.Run("undisturbed", func(t *testing.T) {
-		inLabOnce(t, oneWorker(), func(t *testing.T, lab *Lab) {
-			points, _ = lab.finish(t, upgradesKubernetes)
-			lab.requireKubernetes(nextKubernetes)
-		})
-	})
-	type kill struct {
-		point
-		elsewhere bool
-	}
-	var kills []kill
-	var config, pull int
-	for _, p := range points {
-		config += strings.Count(p.name, "ApplyConfiguration")
-		pull += strings.Count(p.name, "Pull")
-		kills = append(kills, kill{p, false}, kill{p, true})
-	}
-	require(t, config == 6 && pull >= 7, "%d configurations and %d pulls among %q", config, pull, points)
-	for _, k := range chosenKills(t, kills, 1, func(k kill) bool { return k.at%5 == 2 && k.elsewhere == (k.at%2 == 0) }) {
-		where := map[bool]string{false: "here", true: "elsewhere"}[k.elsewhere]
-		t.Run(fmt.Sprint(k.at, " ", strings.ReplaceAll(k.name, "/", " "), " ", where), func(t *testing.T) {
-			inLabOnce(t, oneWorker(), func(t *testing.T, lab *Lab) {
-				boots := lab.boots()
-				lab.diesAt(t, k.point, upgradesKubernetes)
-				c := lab.as("20000101-0001-feed")
-				if c.Elsewhere = k.elsewhere; k.elsewhere {
-					lab.loseJournal()
+	for where, elsewhere := range map[string]bool{"here": false, "elsewhere": true} {
+		t.Run(where, killGrid[changed]{
+			begin: func(t *testing.T) changed {
+				lab := New(t, oneWorker())
+				return changed{lab, fmt.Sprint(lab.boots())}
+			},
+			do: upgradesKubernetes, journal: true,
+			choose: func(t *testing.T, points []point) []point {
+				var config, pull int
+				for _, p := range points {
+					config += strings.Count(p.name, "ApplyConfiguration")
+					pull += strings.Count(p.name, "Pull")
 				}
-				rep := valueOf(c.UpgradeKubernetes(t.Context(), nextKubernetes, false))(t)
-				require(t, rep.Outcome == "done" || rep.Outcome == "nothing to do", "%+v", rep)
+				require(t, config == 6 && pull >= 7, "%d configurations and %d pulls among %q", config, pull, points)
+				return chosenKills(t, points, 1, func(p point) bool { return p.at%5 == 2 && elsewhere == (p.at%2 == 0) })
+			},
+			then: func(ctx context.Context, c *Client) error {
+				if c.Run = "20000101-0001-feed"; elsewhere {
+					c.Elsewhere = true
+					c.lab.loseJournal()
+				}
+				rep, err := c.UpgradeKubernetes(ctx, nextKubernetes, false)
+				require(c.lab.t, rep.Outcome == "done" || rep.Outcome == "nothing to do", "%+v", rep)
+				return err
+			},
+			end: func(t *testing.T, lab changed) string {
 				lab.requireKubernetes(nextKubernetes)
-				requireSame(t, boots, lab.boots(), "boots (-before +after)")
-			})
-		})
+				requireSame(t, lab.before, fmt.Sprint(lab.boots()), "boots (-before +after)")
+				lab.RequireIntact()
+				return ""
+			},
+		}.killEverywhere)
 	}
 }
 

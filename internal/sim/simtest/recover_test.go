@@ -190,16 +190,16 @@ func TestRecoverKilledAnywhere(t *testing.T) {
 	} {
 		t.Run(r.String(), func(t *testing.T) {
 			t.Parallel()
-			killGrid[halfRolled]{
-				begin: func(t *testing.T) halfRolled {
+			killGrid[changed]{
+				begin: func(t *testing.T) changed {
 					lab := r.lab(t)
 					dump := lab.machinesDump()
 					lab.Client().rollKilled(r.at, policyFor(r.node))
-					return halfRolled{lab, dump}
+					return changed{lab, dump}
 				},
 				do: func(ctx context.Context, c *Client) error { return c.giveUp(r.node)(ctx) }, journal: true,
 				choose: func(t *testing.T, points []point) []point { return chosenKills(t, points, 2, nil) },
-				goOn: func(t *testing.T, lab halfRolled, _ point) bool {
+				goOn: func(t *testing.T, lab changed, _ point) bool {
 					if !r.journal {
 						lab.loseJournal()
 					}
@@ -210,16 +210,16 @@ func TestRecoverKilledAnywhere(t *testing.T) {
 					}
 					return false
 				},
-				end: func(t *testing.T, lab halfRolled) string { lab.requireRecovered(lab.before); return "" },
+				end: func(t *testing.T, lab changed) string { lab.requireRecovered(lab.before); return "" },
 			}.killEverywhere(t)
 		})
 	}
 }
 
-// halfRolled is a lab with a replacement that was killed.
-type halfRolled struct {
+// changed is a lab, and what is to be as before.
+type changed struct {
 	*Lab
-	before string // its machinesDump
+	before string
 }
 
 // TestRecoverRefused: if nothing can be cancelled, the error says what to do instead.
