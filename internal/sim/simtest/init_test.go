@@ -29,6 +29,7 @@ import (
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/shape"
+	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/imager"
@@ -632,12 +633,7 @@ func TestPublishAndPrune(t *testing.T) {
 		}
 		require(t, lab.asked("POST", "/"+delivery) != 0, "nothing was published by %s", delivery)
 		rep := valueOf(lab.Client().prune(t.Context(), pipeline.PruneOptions{}))(t)
-		removed := 0
-		for _, v := range rep.ISOs {
-			if v.Removed {
-				removed++
-			}
-		}
+		removed := len(some(rep.ISOs, func(v images.Verdict) (string, bool) { return "", v.Removed }))
 		deletes := lab.asked("DELETE", "/content/")
 		require(t, removed != 0 && removed == deletes, "%d removed by %d requests: %q", removed, deletes, rep.ISOs)
 	})

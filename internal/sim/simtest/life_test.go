@@ -416,13 +416,11 @@ func TestRebuildRefused(t *testing.T) {
 			s.spoil(t, b)
 		}
 		time.Sleep(time.Minute)
-		vms := func() (all []string) {
-			for _, vm := range b.World.VMs() {
-				if name := vm.Config["name"]; !strings.Contains(name, "claim") {
-					all = append(all, fmt.Sprint(vm.ID, name, vm.Running))
-				}
-			}
-			return all
+		vms := func() []string {
+			return some(b.World.VMs(), func(vm world.VM) (string, bool) {
+				name := vm.Config["name"]
+				return fmt.Sprint(vm.ID, name, vm.Running), !strings.Contains(name, "claim")
+			})
 		}
 		before := vms()
 		requireError(t, errOf(b.as(secondRun).Rebuild(t.Context(), b.file)), s.err)

@@ -364,14 +364,11 @@ func (l *matrixLab) working() bool {
 }
 
 func (l *matrixLab) look(call record.Call) {
-	var problems []string
 	names := l.names()
-	for _, v := range l.world.Violations() {
+	problems := some(l.world.Violations(), func(v string) (string, bool) {
 		// A volume may lack a name for a moment, if the record says so.
-		if !strings.HasSuffix(v, "no VM's configuration names its volume") {
-			problems = append(problems, v)
-		}
-	}
+		return v, !strings.HasSuffix(v, "no VM's configuration names its volume")
+	})
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	problems = append(problems, l.startedWithout(names)...)
@@ -454,12 +451,7 @@ func (l *matrixLab) volumes() map[string]*world.Media {
 
 func (l *matrixLab) unfreed() (gone []string) {
 	there := slices.Collect(maps.Values(l.volumes()))
-	for _, d := range l.disks {
-		if !slices.Contains(there, d.media) {
-			gone = append(gone, d.name+" was freed")
-		}
-	}
-	return gone
+	return some(l.disks, func(d matrixDisk) (string, bool) { return d.name + " was freed", !slices.Contains(there, d.media) })
 }
 
 // sweep deletes, as root, the new volumes that no configuration names, and lists them.

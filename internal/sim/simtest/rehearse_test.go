@@ -44,13 +44,9 @@ func (l *Lab) rehearse(p planning.Policy) (pipeline.Report, []record.Call) {
 }
 
 func (l *Lab) scratches() []string {
-	var out []string
-	for _, vm := range l.World.VMs() {
-		if strings.HasPrefix(vm.Config["name"], "recast-rehearse-") {
-			out = append(out, vm.Config["name"])
-		}
-	}
-	return out
+	return some(l.World.VMs(), func(vm world.VM) (string, bool) {
+		return vm.Config["name"], strings.HasPrefix(vm.Config["name"], "recast-rehearse-")
+	})
 }
 
 func (l *Lab) requireUntouched(before int) {
@@ -282,12 +278,11 @@ func TestRehearseBoth(t *testing.T) {
 		whileOff(remove("bios"), discard("efidisk0"))(lab) // wk1
 		lab.Patch(everywhere)
 		rep, all := lab.rehearse(policyFor("wk1", "wk2"))
-		var made []string
-		for _, call := range all {
-			if p := call.Params; p["ipconfig0"] != "" { // those that boot
-				made = append(made, fmt.Sprintf("%s, scsi0 %t, medium %t, %s", p["boot"], strings.Contains(p["scsi0"], ",import-from=local:import/"), strings.Contains(p["ide2"], ".iso"), p["ipconfig0"]))
-			}
-		}
+		made := some(all, func(call record.Call) (string, bool) {
+			p := call.Params
+			disk, medium := strings.Contains(p["scsi0"], ",import-from=local:import/"), strings.Contains(p["ide2"], ".iso")
+			return fmt.Sprintf("%s, scsi0 %t, medium %t, %s", p["boot"], disk, medium, p["ipconfig0"]), p["ipconfig0"] != "" // it boots
+		})
 		slices.Sort(made)
 		requireSame(t, []string{
 			"order=ide2, scsi0 false, medium true, ip=127.42.7.251/24",

@@ -121,11 +121,8 @@ func TestReportOfARoll(t *testing.T) {
 
 // requireTurn compares the log's facts about a node with the journal's.
 func requireTurn(t *testing.T, turn *story.Turn, run past.Run) {
-	var names []string
+	names := some(turn.Stages, func(s *story.Stage) (string, bool) { return s.Name, s.Status == "done" })
 	for _, s := range turn.Stages {
-		if s.Status == "done" {
-			names = append(names, s.Name)
-		}
 		require(t, !s.Ended.Before(s.Began) && !s.Ended.After(turn.Ended),
 			"%s, %s: from %s to %s, its turn ended at %s", turn.Node, s.Name, s.Began, s.Ended, turn.Ended)
 	}

@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
@@ -279,12 +280,7 @@ func requireInSync(t *testing.T, lab *Lab, stale ...string) {
 
 func requireDrift(t *testing.T, lab *Lab, stale ...string) pipeline.DriftResult {
 	res := lab.drift()
-	var got []string
-	for _, d := range res.Nodes {
-		if d.Stale {
-			got = append(got, d.Node)
-		}
-	}
+	got := some(res.Nodes, func(d observe.Drift) (string, bool) { return d.Node, d.Stale })
 	mustBe(t, strings.Join(got, " ") == strings.Join(stale, " ") && res.Unread == 0,
 		"stale %q, want %q: %+v", got, stale, res.Nodes)
 	return res
@@ -360,6 +356,16 @@ func (c *Client) mustRoll(policy planning.Policy) pipeline.Report {
 func ofEach[A, B any](list []A, f func(A) B) (all []B) {
 	for _, a := range list {
 		all = append(all, f(a))
+	}
+	return all
+}
+
+// some is what f makes of those elements for which it says so.
+func some[A, B any](list []A, f func(A) (B, bool)) (all []B) {
+	for _, a := range list {
+		if b, is := f(a); is {
+			all = append(all, b)
+		}
 	}
 	return all
 }
