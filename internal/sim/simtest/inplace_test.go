@@ -366,11 +366,8 @@ func TestUpgradeKubernetes(t *testing.T) {
 	})
 }
 
-func (l *Lab) boots() (out []string) {
-	for _, n := range l.Nodes {
-		out = append(out, n.Name+" "+l.bootID(n.Name))
-	}
-	return out
+func (l *Lab) boots() []string {
+	return ofEach(l.Nodes, func(n sim.Node) string { return n.Name + " " + l.bootID(n.Name) })
 }
 
 // TestInPlaceThatChangesNothing: after any fault before the new system boots, the node serves with its old system.
