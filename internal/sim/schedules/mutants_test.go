@@ -1,7 +1,6 @@
 package schedules
 
 import (
-	"bufio"
 	"bytes"
 	"cmp"
 	"context"
@@ -366,6 +365,10 @@ func hunt(t *testing.T, m mutant, nodeRolls, schedules int) (c caught) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	play := func(test string, args ...string) (results []Result, said string) {
+		said = spawn(t.Context(), program, test, func(r Result) { results = append(results, r) }, args...)
+		return results, said
+	}
 	// found says whether one of count cases has failed.
 	found := func(count int, results []Result, said string) bool {
 		for _, r := range results {
@@ -392,7 +395,7 @@ func hunt(t *testing.T, m mutant, nodeRolls, schedules int) (c caught) {
 		if !strings.HasPrefix(entry.name, "guarded:") {
 			continue
 		}
-		if results, said := playIn(t, program, "TestReplay", "-schedules.replay", entry.c.String()); found(1, results, said) {
+		if results, said := play("TestReplay", "-schedules.replay", entry.c.String()); found(1, results, said) {
 			return c
 		}
 	}
@@ -401,7 +404,7 @@ func hunt(t *testing.T, m mutant, nodeRolls, schedules int) (c caught) {
 		if schedules > 0 {
 			count = min(count, schedules-c.schedules)
 		}
-		results, said := playIn(t, program, "TestSchedules", "-schedules.seed", *mutantsSeed, "-schedules.first", strconv.Itoa(from), "-schedules.n", strconv.Itoa(count))
+		results, said := play("TestSchedules", "-schedules.seed", *mutantsSeed, "-schedules.first", strconv.Itoa(from), "-schedules.n", strconv.Itoa(count))
 		if found(count, results, said) {
 			return c
 		}
@@ -460,25 +463,4 @@ func (m mutant) overlay(dir string) (string, error) {
 	}
 	file := filepath.Join(dir, "overlay.json")
 	return file, os.WriteFile(file, text, 0o600)
-}
-
-// playIn plays some schedules with a program; said is the beginning of its other output.
-func playIn(t *testing.T, program, test string, args ...string) (results []Result, said string) {
-	t.Helper()
-	args = append([]string{"-test.run", "^" + test + "$", "-test.timeout", "0", "-schedules.child"}, args...)
-	cmd := exec.CommandContext(t.Context(), program, args...)
-	cmd.Env = append(os.Environ(), "GOMAXPROCS=1", "GOGC=400")
-	out, err := cmd.CombinedOutput()
-	lines := bufio.NewScanner(bytes.NewReader(out))
-	lines.Buffer(nil, 64<<20)
-	for lines.Scan() {
-		var r Result
-		if text, found := strings.CutPrefix(lines.Text(), resultMark); found && json.Unmarshal([]byte(text), &r) == nil {
-			results = append(results, r)
-			continue
-		}
-		said += lines.Text() + "\n"
-	}
-	const longest = 4 << 10
-	return results, fmt.Sprintf("%s\n%v", said[:min(len(said), longest)], err)
 }

@@ -141,7 +141,7 @@ func tell(r Result) {
 // inProcess plays cases of a run in another process. A case that kills that has failed; the next one plays the rest.
 func inProcess(t *testing.T, seed uint64, from, count int, each func(int, Result)) {
 	for at := from; at < from+count; at++ {
-		said := spawn(t.Context(), func(r Result) {
+		said := spawn(t.Context(), os.Args[0], "TestSchedules", func(r Result) {
 			each(at, r)
 			at++
 		}, "-schedules.seed", fmt.Sprintf("%#x", seed), "-schedules.first", strconv.Itoa(at), "-schedules.n", strconv.Itoa(from+count-at))
@@ -156,17 +156,13 @@ const longestCase, longestShrink = 15 * time.Minute, 30 * time.Minute
 
 var errSlow = fmt.Errorf("no result for %s", longestCase)
 
-// spawn runs this test binary again, passes on each result, and returns the output after the last one.
-func spawn(ctx context.Context, each func(Result), args ...string) (said string) {
+// spawn runs a test of a test binary, passes on each result, and returns the output after the last one.
+func spawn(ctx context.Context, program, test string, each func(Result), args ...string) (said string) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	slow := time.AfterFunc(longestCase, func() { cancel(errSlow) })
 	defer slow.Stop()
-	self, err := os.Executable()
-	if err != nil {
-		return err.Error()
-	}
-	cmd := exec.CommandContext(ctx, self, append([]string{"-test.run", "^TestSchedules$|^TestReplay$", "-test.timeout", "0", "-schedules.child"}, args...)...)
+	cmd := exec.CommandContext(ctx, program, append([]string{"-test.run", "^" + test + "$", "-test.timeout", "0", "-schedules.child"}, args...)...)
 	cmd.Env = append(os.Environ(), "GOMAXPROCS=1", "GOGC=400", "TMPDIR="+inMemory())
 	out, err := cmd.StdoutPipe()
 	if err != nil {
@@ -238,7 +234,7 @@ func overTheWire(ctx context.Context, c Case) string {
 func fails(ctx context.Context) func(Case) bool {
 	return func(c Case) bool {
 		failed := true // also if the process dies
-		spawn(ctx, func(r Result) { failed = len(r.Problems) > 0 }, "-schedules.replay", c.String())
+		spawn(ctx, os.Args[0], "TestReplay", func(r Result) { failed = len(r.Problems) > 0 }, "-schedules.replay", c.String())
 		return failed
 	}
 }
