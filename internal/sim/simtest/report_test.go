@@ -92,7 +92,7 @@ func TestReportOfARoll(t *testing.T) {
 		lab.setRoll("hooks: {beforeNode: [{description: silence the alerts, command: [h]}], afterRun: [{command: [h]}]}")
 		lab.Patch(everywhere)
 		c := lab.logged(lab.Client())
-		c.Commands = &hooker{do: nil}
+		c.Commands = &hooker{envs: map[string][]string{}}
 		rep := c.mustRoll(planning.Policy{})
 		c.Telemetry.End(t.Context(), 0, nil)
 		run, told, page := lab.past("")
