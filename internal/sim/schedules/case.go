@@ -55,8 +55,8 @@ const nextTalos = "v1.14.1"
 // field is one word of a case's text: "cp=3".
 type field struct {
 	name  string
-	print func(c *Case) string // "" for the default
-	parse func(c *Case, value string) error
+	print func() string // "" for the default
+	parse func(value string) error
 }
 
 func (c *Case) fields() []field {
@@ -76,7 +76,7 @@ func (c *Case) fields() []field {
 func (c Case) String() string {
 	var words []string
 	for _, f := range c.fields() {
-		if value := f.print(&c); value != "" {
+		if value := f.print(); value != "" {
 			words = append(words, f.name+"="+value)
 		}
 	}
@@ -92,7 +92,7 @@ func Parse(line string) (c Case, err error) {
 				continue
 			}
 			known = true
-			if err := f.parse(&c, value); err != nil {
+			if err := f.parse(value); err != nil {
 				return Case{}, fmt.Errorf("%s: %w", word, err)
 			}
 		}
@@ -200,14 +200,12 @@ func Seed(run uint64, n int) uint64 {
 type drawer struct{ *rand.Rand }
 
 // oneOf returns true with probability 1/n.
-func (d drawer) oneOf(n int) bool { return d.IntN(n) == 0 }
-
+func (d drawer) oneOf(n int) bool       { return d.IntN(n) == 0 }
 func pick[T any](d drawer, from ...T) T { return from[d.IntN(len(from))] }
 
 // some returns a short random list.
 func some[T any](d drawer, from ...T) []T {
-	n := pick(d, 1, 1, 1, 2, 3)
-	out := make([]T, n)
+	out := make([]T, pick(d, 1, 1, 1, 2, 3))
 	for i := range out {
 		out[i] = pick(d, from...)
 	}
@@ -437,51 +435,49 @@ func Shrink(c Case, tries int, until time.Time, fails func(Case) bool) Case {
 	return c
 }
 
-func number(name string, to *int) field {
-	return field{name, func(*Case) string {
-		if *to == 0 {
+// one returns a field with one value, which its zero value leaves out.
+func one[T comparable](name string, to *T, parse func(string) (T, error), text func(T) string) field {
+	return field{name, func() string {
+		if *to == *new(T) {
 			return ""
 		}
-		return strconv.Itoa(*to)
-	}, func(_ *Case, value string) (err error) {
-		*to, err = strconv.Atoi(value)
+		return text(*to)
+	}, func(value string) (err error) {
+		*to, err = parse(value)
 		return err
 	}}
 }
 
+func number(name string, to *int) field { return one(name, to, strconv.Atoi, strconv.Itoa) }
+
 func yes(name string, to *bool) field {
-	return field{name, func(*Case) string {
-		if !*to {
-			return ""
+	return one(name, to, func(value string) (bool, error) {
+		if value != "yes" {
+			return false, errors.New("yes, or leave it out")
 		}
-		return "yes"
-	}, func(_ *Case, value string) error {
-		if *to = value == "yes"; !*to {
-			return errors.New("yes, or leave it out")
-		}
-		return nil
-	}}
+		return true, nil
+	}, func(bool) string { return "yes" })
 }
 
 // word returns a field with one of some values; any value if none are given.
 func word(name string, to *string, oneOf ...string) field {
-	return field{name, func(*Case) string { return *to }, func(_ *Case, value string) error {
-		if *to = value; len(oneOf) > 0 && !slices.Contains(oneOf, value) || value == "" {
-			return fmt.Errorf("one of %s", strings.Join(oneOf, ", "))
+	return one(name, to, func(value string) (string, error) {
+		if len(oneOf) > 0 && !slices.Contains(oneOf, value) || value == "" {
+			return "", fmt.Errorf("one of %s", strings.Join(oneOf, ", "))
 		}
-		return nil
-	}}
+		return value, nil
+	}, func(value string) string { return value })
 }
 
 // list returns a comma-separated field.
 func list[T any](name string, to *[]T, parse func(string) (T, error)) field {
-	return field{name, func(*Case) string {
+	return field{name, func() string {
 		var words []string
 		for _, v := range *to {
 			words = append(words, fmt.Sprint(v))
 		}
 		return strings.Join(words, ",")
-	}, func(_ *Case, value string) error {
+	}, func(value string) error {
 		*to = nil
 		for w := range strings.SplitSeq(value, ",") {
 			v, err := parse(w)

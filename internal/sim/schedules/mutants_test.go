@@ -1,7 +1,6 @@
 package schedules
 
 import (
-	"bufio"
 	"bytes"
 	"cmp"
 	"context"
@@ -29,8 +28,7 @@ import (
 // root is the repository's root, relative to this package.
 const root = "../../.."
 
-// mutant is recast without one of its guards. It is a patch, which is applied to a copy of
-// the sources: the product contains none of it.
+// mutant is recast without one of its guards: a patch, which is applied to a copy of the sources.
 type mutant struct {
 	name  string
 	says  string    // what it breaks
@@ -45,7 +43,6 @@ type hunk struct {
 	old, new []byte
 }
 
-// mutants reads testdata/mutants, by name.
 func mutants() (list []mutant, err error) {
 	files, err := filepath.Glob("testdata/mutants/*.patch")
 	if err != nil || len(files) == 0 {
@@ -124,12 +121,10 @@ func (m mutant) sources() (map[string][]byte, error) {
 	return files, nil
 }
 
-// TestMutantsApply: each patch applies to the present sources and changes something, and the test
-// that it names is there.
+// TestMutantsApply: each patch applies to the present sources, and the test that it names is there.
 func TestMutantsApply(t *testing.T) {
 	t.Parallel()
-	all := must.Get(mutants())(t)
-	for _, m := range all {
+	for _, m := range must.Get(mutants())(t) {
 		if _, err := m.sources(); err != nil {
 			t.Error(err)
 		}
@@ -140,27 +135,6 @@ func TestMutantsApply(t *testing.T) {
 		}
 		if slices.ContainsFunc(m.hunks, func(h hunk) bool { return bytes.Equal(h.old, h.new) }) {
 			t.Errorf("mutant %s has a hunk that changes nothing", m.name)
-		}
-	}
-}
-
-// TestForeignMutantsDoNotApply: a patch of other sources does not apply.
-func TestForeignMutantsDoNotApply(t *testing.T) {
-	t.Parallel()
-	for name, text := range map[string]string{
-		"another file":    "x\n--- a/nowhere.go\n+++ b/nowhere.go\n@@ -1 +1 @@\n-a\n+b\n",
-		"other lines":     "x\n--- a/go.mod\n+++ b/go.mod\n@@ -1 +1 @@\n-module example.com/another\n+module b\n",
-		"lines all over":  "x\n--- a/go.mod\n+++ b/go.mod\n@@ -1 +1 @@\n \n+b\n",
-		"no unified diff": "x\n--- a/go.mod\n+++ b/go.mod\n@@ -1 +1 @@\n!a\n",
-		"no change":       "x\n",
-		"no named test":   "x\nTest: planning\n--- a/go.mod\n+++ b/go.mod\n@@ -1 +1 @@\n-module github.com/recast-sh/recast\n+module b\n",
-	} {
-		m, err := parseMutant(text)
-		if err == nil {
-			_, err = m.sources()
-		}
-		if err == nil {
-			t.Errorf("%s: it applies", name)
 		}
 	}
 }
@@ -182,7 +156,6 @@ func parseNamedTest(text string) (n namedTest, err error) {
 	return namedTest{parts[1], parts[2]}, nil
 }
 
-// exists says whether the module in dir has that test.
 func (n namedTest) exists(dir string) error {
 	files, err := filepath.Glob(filepath.Join(dir, n.pkg, "*_test.go"))
 	if err != nil {
@@ -281,60 +254,6 @@ func passesUnchanged(t *testing.T, all []mutant) {
 	}
 }
 
-// TestNamedTests: only a test that ran, and failed, has caught a mutant.
-func TestNamedTests(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	for name, text := range map[string]string{
-		"go.mod":      "module example\n\ngo 1.26\n",
-		"x/x.go":      "package x\n\nfunc Double(n int) int { return 2 * n }\n",
-		"broken.go":   "package x\n\nfunc Double(n int) int { return m }\n",
-		"wrong.go":    "package x\n\nfunc Double(n int) int { return n }\n",
-		"broken.json": fmt.Sprintf(`{"Replace":{%q:%q}}`, filepath.Join(dir, "x/x.go"), filepath.Join(dir, "broken.go")),
-		"wrong.json":  fmt.Sprintf(`{"Replace":{%q:%q}}`, filepath.Join(dir, "x/x.go"), filepath.Join(dir, "wrong.go")),
-		"x/x_test.go": "package x\n\nimport (\n\"os\"\n\"testing\"\n)\n" + namedTestsOfX,
-	} {
-		path := filepath.Join(dir, name)
-		must.Do(t, errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, []byte(text), 0o600)))
-	}
-	for name, c := range map[string]struct {
-		test, overlay string
-		exists        bool
-		said          string // of the reason why it is not caught; "": it is caught
-	}{
-		"caught":           {"TestDouble", "wrong", true, ""},
-		"by a panic":       {"TestPanics", "wrong", true, ""},
-		"not caught":       {"TestOfNothing", "wrong", true, "pass, want fail"},
-		"skipped":          {"TestLong", "wrong", true, "skipped with -short"},
-		"no such test":     {"TestNothing", "wrong", false, "did not run"},
-		"does not compile": {"TestDouble", "broken", true, "do not compile"},
-		"leaves early":     {"TestLeaves", "wrong", true, "did not run to its end"},
-	} {
-		m := mutant{test: namedTest{"./x", c.test}}
-		must.Equal(t, name+": exists", c.exists, m.test.exists(dir) == nil)
-		said, err := m.miss(t.Context(), dir, filepath.Join(dir, c.overlay+".json"))
-		if got := fmt.Sprint(err); (err == nil) != (c.said == "") || !strings.Contains(got, c.said) && c.said != "" {
-			t.Errorf("%s: %v, want %q\n%s", name, err, c.said, said)
-		}
-	}
-	if ended, said, err := outcomes(t.Context(), dir, "./x", []string{"TestDouble", "TestOfNothing"}); err != nil || ended["TestDouble"] != "pass" || ended["TestOfNothing"] != "pass" {
-		t.Errorf("unchanged: %v, %v\n%s", ended, err, said)
-	}
-	for _, text := range []string{"", "./cluster/planning", "cluster/planning TestX", "./cluster/planning TestX and TestY", "./cluster TestX/sub", "./cluster BenchmarkX"} {
-		if n, err := parseNamedTest(text); err == nil {
-			t.Errorf("%q names %v", text, n)
-		}
-	}
-}
-
-const namedTestsOfX = `
-func TestDouble(t *testing.T) { if Double(2) != 4 { t.Error("not double") } }
-func TestPanics(t *testing.T) { if Double(2) != 4 { panic("not double") } }
-func TestOfNothing(t *testing.T) {}
-func TestLong(t *testing.T) { if testing.Short() { t.Skip("long: too much") }; TestDouble(t) }
-func TestLeaves(t *testing.T) { if Double(2) != 4 { os.Exit(1) } }
-`
-
 var (
 	mutantsPlay  = flag.Bool("mutants", false, "make the mutants, and run the test that each names or play schedules until one fails")
 	mutantsNamed = flag.Bool("mutants.named", false, "only those that name their test")
@@ -416,7 +335,6 @@ func chosenMutants(t *testing.T) (named, others []mutant) {
 	return named, others
 }
 
-// everyNth is the part of the list that mutants.slice and a seed choose.
 func everyNth(list []mutant, seed uint64) (part []mutant) {
 	n := uint64(max(1, *mutantsSlice))
 	for i, m := range list {
@@ -427,7 +345,6 @@ func everyNth(list []mutant, seed uint64) (part []mutant) {
 	return part
 }
 
-// requireMissed fails unless the test that the mutant names fails with it.
 func (m mutant) requireMissed(t *testing.T) {
 	t.Helper()
 	overlay := must.Get(m.overlay(t.TempDir()))(t)
@@ -441,13 +358,16 @@ func (c caught) tell(m mutant) {
 	fmt.Printf("%-28s %s after %d node-rolls, schedule %d, seed %s\n", m.name, cmp.Or(c.by, "not found"), c.nodeRolls, c.schedules, *mutantsSeed)
 }
 
-// hunt builds a mutant and plays cases until one fails: first the corpus for missing
-// guards, then schedules in order, up to that many node-rolls or schedules; 0 is no limit.
+// hunt builds a mutant and plays cases until one fails, up to that many node-rolls or schedules; 0 is no limit.
 func hunt(t *testing.T, m mutant, nodeRolls, schedules int) (c caught) {
 	t.Helper()
 	program, err := m.build(t)
 	if err != nil {
 		t.Fatal(err)
+	}
+	play := func(test string, args ...string) (results []Result, said string) {
+		said = spawn(t.Context(), program, test, func(r Result) { results = append(results, r) }, args...)
+		return results, said
 	}
 	// found says whether one of count cases has failed.
 	found := func(count int, results []Result, said string) bool {
@@ -475,7 +395,7 @@ func hunt(t *testing.T, m mutant, nodeRolls, schedules int) (c caught) {
 		if !strings.HasPrefix(entry.name, "guarded:") {
 			continue
 		}
-		if results, said := playIn(t, program, "TestReplay", "-schedules.replay", entry.c.String()); found(1, results, said) {
+		if results, said := play("TestReplay", "-schedules.replay", entry.c.String()); found(1, results, said) {
 			return c
 		}
 	}
@@ -484,7 +404,7 @@ func hunt(t *testing.T, m mutant, nodeRolls, schedules int) (c caught) {
 		if schedules > 0 {
 			count = min(count, schedules-c.schedules)
 		}
-		results, said := playIn(t, program, "TestSchedules", "-schedules.seed", *mutantsSeed, "-schedules.first", strconv.Itoa(from), "-schedules.n", strconv.Itoa(count))
+		results, said := play("TestSchedules", "-schedules.seed", *mutantsSeed, "-schedules.first", strconv.Itoa(from), "-schedules.n", strconv.Itoa(count))
 		if found(count, results, said) {
 			return c
 		}
@@ -496,7 +416,6 @@ func hunt(t *testing.T, m mutant, nodeRolls, schedules int) (c caught) {
 // numbers are the parts in which reports of the same problem differ.
 var numbers = regexp.MustCompile(`[0-9a-f]{8,}|[0-9]+`)
 
-// plain is the beginning of a problem without its numbers.
 func plain(problem string) string {
 	line, _, _ := strings.Cut(problem, "\n")
 	line = numbers.ReplaceAllString(line, "#")
@@ -504,7 +423,6 @@ func plain(problem string) string {
 	return line[:min(len(line), longest)]
 }
 
-// build builds the mutant's test program and returns its path.
 func (m mutant) build(t *testing.T) (string, error) {
 	t.Helper()
 	dir := t.TempDir()
@@ -545,25 +463,4 @@ func (m mutant) overlay(dir string) (string, error) {
 	}
 	file := filepath.Join(dir, "overlay.json")
 	return file, os.WriteFile(file, text, 0o600)
-}
-
-// playIn plays some schedules with a program; said is the beginning of its other output.
-func playIn(t *testing.T, program, test string, args ...string) (results []Result, said string) {
-	t.Helper()
-	args = append([]string{"-test.run", "^" + test + "$", "-test.timeout", "0", "-schedules.child"}, args...)
-	cmd := exec.CommandContext(t.Context(), program, args...)
-	cmd.Env = append(os.Environ(), "GOMAXPROCS=1", "GOGC=400")
-	out, err := cmd.CombinedOutput()
-	lines := bufio.NewScanner(bytes.NewReader(out))
-	lines.Buffer(nil, 64<<20)
-	for lines.Scan() {
-		var r Result
-		if text, found := strings.CutPrefix(lines.Text(), resultMark); found && json.Unmarshal([]byte(text), &r) == nil {
-			results = append(results, r)
-			continue
-		}
-		said += lines.Text() + "\n"
-	}
-	const longest = 4 << 10
-	return results, fmt.Sprintf("%s\n%v", said[:min(len(said), longest)], err)
 }

@@ -25,7 +25,6 @@ import (
 	"github.com/recast-sh/recast/pipeline"
 )
 
-// Result is the result of a case.
 type Result struct {
 	Case      string         `json:"case"`
 	NodeRolls int            `json:"nodeRolls"` // nodes rolled to another build
@@ -72,7 +71,6 @@ type play struct {
 	changes  uint64 // of the datacentre, at the latest check
 }
 
-// struck is a fault and its state.
 type struck struct {
 	Fault
 	kind
@@ -84,11 +82,31 @@ type struck struct {
 	timer *time.Timer // begins it, and later ends it
 }
 
-// process is one process of recast.
 type process struct {
 	client *simtest.Client
 	cancel context.CancelFunc
 	dead   bool
+}
+
+// screens keeps the last line of each machine's screen.
+type screens struct {
+	mu    sync.Mutex
+	lines map[string]string
+}
+
+// Write gets one line, prefixed with its source.
+func (s *screens) Write(line []byte) (int, error) {
+	who, text, _ := strings.Cut(string(line), ": ")
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.lines[who] = text
+	return len(line), nil
+}
+
+func (s *screens) last(who string) string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.lines[who]
 }
 
 // Play makes the lab of a case and plays it, inside a synctest bubble.
@@ -150,7 +168,6 @@ var walled = world.Firewall{
 	},
 }
 
-// prepare writes the policy into the configuration, and remembers the initial state.
 func (p *play) prepare() {
 	for _, key := range p.c.roll() {
 		p.lab.Replace("recast.yaml", "roll:\n", "roll:\n  "+key+"\n")
@@ -269,7 +286,6 @@ func (p *play) run() (died bool, err error) {
 	return died, err
 }
 
-// nextRun returns a new run ID.
 func (p *play) nextRun() string {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -352,7 +368,7 @@ type Tally struct {
 	Schedules, NodeRolls, Runs, Calls, Faults, Violations int
 	Virtual                                               time.Duration
 
-	drawn   map[string]map[string]int // drawn values: subject, value, count
+	drawn   map[string]map[string]int // drawn values: word of a case's text, value, count
 	persons map[string]int
 }
 
@@ -367,54 +383,30 @@ func (t *Tally) Add(c Case, r Result) {
 	if len(r.Problems) > 0 {
 		t.Violations++
 	}
-	count := func(subject string, values ...string) {
+	count := func(subject, value string, n int) {
 		if t.drawn[subject] == nil {
 			t.drawn[subject] = map[string]int{}
 		}
-		for _, v := range values {
-			t.drawn[subject][v]++
-		}
+		t.drawn[subject][value] += n
 	}
 	for name, n := range r.Struck {
 		t.Faults += n
-		for range n {
-			count("faults that struck", name)
-		}
+		count("faults that struck", name, n)
 	}
 	for reason, n := range r.Persons {
 		t.persons[reason] += n
 	}
-	count("control planes", fmt.Sprint(c.ControlPlanes))
-	count("workers", workers(c.Workers))
-	count("hosts", fmt.Sprint(c.Hosts))
-	for i := range c.nodes() {
-		count("strategy of nodes", string(c.strategy(i)))
+	for _, f := range c.fields() {
+		if f.name != "faults" {
+			count(f.name, cmp.Or(f.print(), "–"), 1)
+		}
 	}
-	count("disks", cmp.Or(c.Storage, "dir")+map[bool]string{true: ", shared"}[c.Shared]+map[bool]string{true: ", data VM"}[c.Holder])
-	count("etcd's data on", map[bool]string{true: "a persistent disk", false: "the system disk"}[c.EtcdOnData])
-	count("rounds", strings.Join(c.Changes, ", "))
-	count("machines boot", cmp.Or(c.Boot, "iso"))
-	count("surge nodes", fmt.Sprint(c.Surge))
-	count("faults drawn", fmt.Sprint(len(c.Faults)))
-	count("recast and servers", map[bool]string{true: "without a wire", false: "over the wire"}[c.Direct])
+	count("faults drawn", fmt.Sprint(len(c.Faults)), 1)
 }
-
-// workers returns the class of a number of workers.
-func workers(n int) string {
-	switch {
-	case n <= 5:
-		return fmt.Sprintf("%2d", n)
-	case n <= 15:
-		return " 6-15"
-	}
-	return "16-50"
-}
-
-// widest is the length of the longest bar.
-const widest = 40
 
 // Distribution prints the drawn values with a bar for each.
 func (t *Tally) Distribution(w io.Writer) {
+	const widest = 40
 	for _, subject := range slices.Sorted(maps.Keys(t.drawn)) {
 		fmt.Fprintln(w, subject)
 		values := t.drawn[subject]
@@ -462,7 +454,6 @@ func (p *play) endedVMs() (problems []string) {
 	return append(append(problems, p.endedSurge()...), p.strays()...)
 }
 
-// firewall returns the firewall of every node's VM.
 func (p *play) firewall() world.Firewall {
 	if p.c.Firewall {
 		return walled

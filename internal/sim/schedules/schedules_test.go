@@ -23,9 +23,9 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/heap"
 	"github.com/recast-sh/recast/internal/sim/must"
-	"github.com/recast-sh/recast/internal/sim/simtest"
+	"github.com/recast-sh/recast/internal/sim/record"
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 )
 
@@ -40,7 +40,6 @@ var (
 	stories = flag.Bool("schedules.story", false, "with -schedules.replay: tell what happened")
 )
 
-// resultMark is the prefix of a result's line.
 const resultMark = "RESULT "
 
 // perProcess is the maximum number of cases per process; the next process starts with an empty heap.
@@ -49,7 +48,6 @@ const perProcess = 40
 // batch is the number of cases for the next process: fewer towards the end, so that all processes end together.
 func batch(left, processes int) int { return max(1, min(perProcess, left/(2*processes))) }
 
-// playOne plays a case in a bubble. Errors of the lab itself fail the case too.
 func playOne(t *testing.T, name string, c Case) (r Result) {
 	r.Case = c.String()
 	ok := t.Run(name, func(t *testing.T) {
@@ -126,7 +124,6 @@ func TestSchedules(t *testing.T) {
 	figures(t, tally)
 }
 
-// figures are those on the last line of make schedules.
 func figures(t *testing.T, tally *Tally) {
 	for name, figure := range map[string]int{"schedules": tally.Schedules, "node-rolls": tally.NodeRolls, "faults": tally.Faults, "violations": tally.Violations} {
 		t.Attr(name, strconv.Itoa(figure))
@@ -141,11 +138,10 @@ func tell(r Result) {
 	fmt.Printf("\n%s%s\n", resultMark, b)
 }
 
-// inProcess plays some cases of a run in a separate process. A case that kills its process
-// has failed; another process plays the rest.
+// inProcess plays cases of a run in another process. A case that kills that has failed; the next one plays the rest.
 func inProcess(t *testing.T, seed uint64, from, count int, each func(int, Result)) {
 	for at := from; at < from+count; at++ {
-		said := spawn(t.Context(), func(r Result) {
+		said := spawn(t.Context(), os.Args[0], "TestSchedules", func(r Result) {
 			each(at, r)
 			at++
 		}, "-schedules.seed", fmt.Sprintf("%#x", seed), "-schedules.first", strconv.Itoa(at), "-schedules.n", strconv.Itoa(from+count-at))
@@ -156,24 +152,17 @@ func inProcess(t *testing.T, seed uint64, from, count int, each func(int, Result
 }
 
 // longestCase limits a case, and longestShrink the time to minimize one, in real time.
-const (
-	longestCase   = 15 * time.Minute
-	longestShrink = 30 * time.Minute
-)
+const longestCase, longestShrink = 15 * time.Minute, 30 * time.Minute
 
 var errSlow = fmt.Errorf("no result for %s", longestCase)
 
-// spawn runs this test binary again, passes on each result, and returns the output after the last one.
-func spawn(ctx context.Context, each func(Result), args ...string) (said string) {
+// spawn runs a test of a test binary, passes on each result, and returns the output after the last one.
+func spawn(ctx context.Context, program, test string, each func(Result), args ...string) (said string) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	slow := time.AfterFunc(longestCase, func() { cancel(errSlow) })
 	defer slow.Stop()
-	self, err := os.Executable()
-	if err != nil {
-		return err.Error()
-	}
-	cmd := exec.CommandContext(ctx, self, append([]string{"-test.run", "^TestSchedules$|^TestReplay$", "-test.timeout", "0", "-schedules.child"}, args...)...)
+	cmd := exec.CommandContext(ctx, program, append([]string{"-test.run", "^" + test + "$", "-test.timeout", "0", "-schedules.child"}, args...)...)
 	cmd.Env = append(os.Environ(), "GOMAXPROCS=1", "GOGC=400", "TMPDIR="+inMemory())
 	out, err := cmd.StdoutPipe()
 	if err != nil {
@@ -200,8 +189,7 @@ func spawn(ctx context.Context, each func(Result), args ...string) (said string)
 	return strings.Join(last[:min(len(last), 60)], "\n") + fmt.Sprint(" ", errors.Join(lines.Err(), cmd.Wait(), context.Cause(ctx)))
 }
 
-// inMemory is an in-memory directory, if there is one with enough space: recast syncs its
-// journal, and tests need not wait for disks.
+// inMemory is an in-memory directory with enough space, if there is one: tests need not wait for disks.
 func inMemory() string {
 	const shared = "/dev/shm"
 	if takes(shared, uint64(*procs)<<24) {
@@ -220,7 +208,6 @@ func takes(dir string, bytes uint64) bool {
 	return err == nil && os.Remove(sub) == nil
 }
 
-// failure is a failed case.
 type failure struct {
 	seed uint64
 	r    Result
@@ -228,8 +215,7 @@ type failure struct {
 
 // tell minimizes a failed case, and says how to replay it.
 func (f failure) tell(t *testing.T) {
-	c := Draw(f.seed)
-	small := Shrink(c, *shrinks, time.Now().Add(longestShrink), fails(t.Context()))
+	small := Shrink(Draw(f.seed), *shrinks, time.Now().Add(longestShrink), fails(t.Context()))
 	t.Errorf("%s\n%s\n%smake schedules N=1 SEED=%#x\nmake schedules REPLAY='%s'", strings.Join(f.r.Problems, "\n"), strings.Join(f.r.Story, "\n"), overTheWire(t.Context(), small), f.seed, small)
 }
 
@@ -245,11 +231,10 @@ func overTheWire(ctx context.Context, c Case) string {
 	return "it does not fail over the wire\n"
 }
 
-// fails plays a case in a separate process.
 func fails(ctx context.Context) func(Case) bool {
 	return func(c Case) bool {
 		failed := true // also if the process dies
-		spawn(ctx, func(r Result) { failed = len(r.Problems) > 0 }, "-schedules.replay", c.String())
+		spawn(ctx, os.Args[0], "TestReplay", func(r Result) { failed = len(r.Problems) > 0 }, "-schedules.replay", c.String())
 		return failed
 	}
 }
@@ -271,8 +256,7 @@ func TestReplay(t *testing.T) {
 	figures(t, tally)
 }
 
-// TestCorpus plays cases that failed in the past. A short run plays the first of them,
-// directly; all other tests use connections.
+// TestCorpus plays cases that failed in the past. A short run plays the first of them, without a wire.
 func TestCorpus(t *testing.T) {
 	for i, entry := range corpus(t) {
 		if testing.Short() && i > 0 {
@@ -324,43 +308,6 @@ func corpus(t testing.TB) (list []corpusEntry) {
 	return list
 }
 
-// TestAMachineAsksWhileItIsMuted: a machine's callback takes p.mu, which must be free
-// while Silence waits for the machine.
-func TestAMachineAsksWhileItIsMuted(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
-		p := &play{lab: simtest.NewDirect(t, sim.Options{ControlPlanes: 1, Workers: sim.None}), muted: map[int]bool{}}
-		node := p.lab.Nodes[0]
-		asks, answer := make(chan bool, 1), make(chan bool)
-		p.lab.Silence(func(talosapi.Request) bool {
-			select {
-			case asks <- true:
-				<-answer
-			default:
-			}
-			return false
-		})
-		go func() { _, _ = p.lab.Lab.Client().Door(node.Addr.String() + ":50000") }() // it asks whether to answer
-		<-asks
-		go p.mute(node.VMID, true)
-		muted := func() bool {
-			if !p.mu.TryLock() {
-				return false
-			}
-			defer p.mu.Unlock()
-			return p.muted[node.VMID]
-		}
-		for tries := 0; !muted(); tries++ {
-			if runtime.Gosched(); tries > 100_000 {
-				t.Error("the play is locked while it waits for the machine")
-				break
-			}
-		}
-		close(answer)
-		synctest.Wait()
-	})
-}
-
 // TestCaseTextRoundTrip draws cases and parses their text.
 func TestCaseTextRoundTrip(t *testing.T) {
 	t.Parallel()
@@ -376,68 +323,6 @@ func TestCaseTextRoundTrip(t *testing.T) {
 		if diff := cmp.Diff(c, got); diff != "" {
 			t.Fatalf("%s (-drawn +read):\n%s", c, diff)
 		}
-	}
-}
-
-func TestParseRefuses(t *testing.T) {
-	t.Parallel()
-	for text, want := range map[string]string{
-		"":                                                 "cp=0: from 1 to 5",
-		"cp=3 hosts=1":                                     "change=0: from 1 to 3",
-		"cp=3 hosts=1 change=patch colour=red":             "colour=red: no such word",
-		"cp=9 hosts=1 change=patch":                        "cp=9: from 1 to 5",
-		"cp=1 wk=1 hosts=1 change=patch surge=2":           "surge=2: from 0 to 1",
-		"cp=1 hosts=1 change=patch boot=floppy":            "boot=floppy: one of disk, auto",
-		"cp=1 hosts=1 change=patch faults=off@3":           "faults=off@3: off@3: on which node?",
-		"cp=1 hosts=1 change=patch faults=off:4@3+1m":      "off:4@3+1m0s: there are 1 nodes, from 0",
-		"cp=1 hosts=1 change=patch faults=kill":            "faults=kill: kill: no @",
-		"cp=1 hosts=1 change=patch faults=kill@0":          "faults=kill@0: kill@0: calls are counted from 1",
-		"cp=1 hosts=1 change=patch faults=quorum@3":        "faults=quorum@3: quorum@3: when, and how long?",
-		"cp=1 hosts=1 change=patch faults=earthquake@3+1s": "faults=earthquake@3+1s: earthquake@3+1s: no such fault",
-	} {
-		if _, err := Parse(text); err == nil || err.Error() != want {
-			t.Errorf("%q: %v, want %s", text, err, want)
-		}
-	}
-}
-
-// TestShrink minimizes a failing case.
-func TestShrink(t *testing.T) {
-	t.Parallel()
-	c := must.Get(Parse("cp=3 wk=5 hosts=3 bus=virtio out=50% change=patch,patch boot=auto surge=2 faults=lost@3,kill@57,quorum@60+1m0s"))(t)
-	tries := 0
-	small := Shrink(c, 100, farAway, func(c Case) bool {
-		tries++
-		return c.Workers >= 2 && len(c.Faults) > 0 && c.Faults[len(c.Faults)-1].Name == "quorum"
-	})
-	if got, want := small.String(), "cp=1 wk=2 hosts=1 change=patch faults=quorum@60+1m0s"; got != want || tries > 40 {
-		t.Errorf("%s after %d tries, want %s", got, tries, want)
-	}
-}
-
-func FuzzParse(f *testing.F) {
-	for n := range 20 {
-		f.Add(Draw(Seed(7, n)).String())
-	}
-	f.Fuzz(func(t *testing.T, text string) {
-		c, err := Parse(text)
-		if err != nil {
-			return
-		}
-		again, err := Parse(c.String())
-		if err != nil || again.String() != c.String() {
-			t.Errorf("%q is %q, and that %q, %v", text, c, again, err)
-		}
-	})
-}
-
-var farAway = time.Date(2999, 1, 1, 0, 0, 0, 0, time.UTC)
-
-func TestTakes(t *testing.T) {
-	t.Parallel()
-	dir := t.TempDir()
-	if !takes(dir, 1) || takes(dir, 1<<62) || takes(dir+"/none", 1) {
-		t.Errorf("a byte %t, all there is %t, a byte where nothing is %t", takes(dir, 1), takes(dir, 1<<62), takes(dir+"/none", 1))
 	}
 }
 
@@ -487,4 +372,117 @@ func outcome(t *testing.T, c Case) (r Result, changes []string) {
 		changes = slices.Compact(changes)
 	})
 	return r, changes
+}
+
+// TestSentAgain: a change may be sent again after a read of the VM.
+func TestSentAgain(t *testing.T) {
+	t.Parallel()
+	read := func(path string, params map[string]string) record.Call {
+		return record.Call{Proto: "proxmox", Method: "GET", Path: "/api2/json" + path, Params: params}
+	}
+	create := record.Call{Proto: "proxmox", Method: "POST", Path: "/api2/json/nodes/pve1/qemu", Params: map[string]string{"vmid": "9001"}, Mutation: true}
+	change := record.Call{Proto: "proxmox", Method: "POST", Path: "/api2/json/nodes/pve1/qemu/9001/config", Params: map[string]string{"memory": "1"}, Mutation: true}
+	for name, c := range map[string]struct {
+		change  record.Call
+		between record.Call
+		excused bool
+	}{
+		"a task":               {create, read("/nodes/pve1/tasks/UPID:x/status", nil), false},
+		"a storage":            {create, read("/nodes/pve1/storage/fast/content", nil), false},
+		"the list of storages": {create, read("/cluster/resources?type=storage", map[string]string{"type": "storage"}), false},
+		"the list of VMs":      {create, read("/cluster/resources?type=vm", map[string]string{"type": "vm"}), true},
+		"the list of all":      {create, read("/cluster/resources", nil), true},
+		"the VM":               {change, read("/nodes/pve1/qemu/9001/config", nil), true},
+		"another VM":           {change, read("/nodes/pve1/qemu/9002/config", nil), false},
+		"its number":           {create, read("/nodes/pve1/qemu/9001/config", nil), true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			p := &play{problems: map[string]bool{}, others: others{sent: map[string]int{}, looked: map[string]int{}, changed: map[string]int{}}}
+			for _, call := range []record.Call{c.change, c.between, c.change} {
+				p.lookAtCall(call)
+			}
+			must.Equal(t, "excused", c.excused, len(p.res.Problems) == 0)
+		})
+	}
+}
+
+// TestAFaultExcusesNothingBefore: if etcd loses its majority before any fault affects it, recast is to blame.
+func TestAFaultExcusesNothingBefore(t *testing.T) {
+	t.Parallel()
+	for name, begin := range map[string]func(*play, *struck){
+		"at a time": func(p *play, s *struck) { p.begin(s) },
+		"at a call": func(p *play, s *struck) {
+			s.kind.before = func(*play, *struck) error { return nil }
+			_ = p.before(record.Call{Proto: "proxmox", Method: "PUT", Mutation: true}) // no fault drops it
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			if testing.Short() && name == "at a call" {
+				t.Skip("long: bringing up another lab")
+			}
+			synctest.Test(t, func(t *testing.T) {
+				p := newPlay(t, Case{ControlPlanes: 3, Hosts: 1, Changes: []string{changePatch}})
+				for _, n := range p.lab.Nodes[:2] {
+					must.Do(t, p.lab.BreakEtcd(n.Name, talosapi.EtcdFault{Down: true}))
+				}
+				time.Sleep(time.Minute)
+				s := &struck{Fault: Fault{Name: "off", Where: 0, Call: 1}, kind: kind{name: "off", etcd: true, after: func(*play, *struck) {}}}
+				p.list = []*struck{s}
+				begin(p, s)
+				if !s.begun || len(p.res.Problems) == 0 {
+					t.Errorf("begun %t, problems %q", s.begun, p.res.Problems)
+				}
+			})
+		})
+	}
+}
+
+var benched = flag.Int("schedules.bench", 24, "cases that the benchmark plays, from seed 1")
+
+// BenchmarkSchedules measures the processor time of a node-roll in random schedules, all of it.
+func BenchmarkSchedules(b *testing.B) {
+	b.Run("direct", func(b *testing.B) { benchmarkSchedules(b, true, 520_000) })
+	b.Run("wire", func(b *testing.B) { benchmarkSchedules(b, false, 780_000) })
+}
+
+// benchmarkSchedules fails above most allocations for each node-roll.
+func benchmarkSchedules(b *testing.B, direct bool, most float64) {
+	b.Helper()
+	allocated := heap.Count()
+	rolls, begin := 0, processorTime(b)
+	for b.Loop() {
+		for i := range *benched {
+			c := Draw(Seed(1, i))
+			c.Direct = direct
+			inBubble(b, func(t *testing.T) { rolls += Play(t, c).NodeRolls })
+		}
+	}
+	spent := processorTime(b) - begin
+	if each := float64(allocated()) / float64(rolls); each > most {
+		b.Errorf("%.0f allocations for each node-roll, more than %.0f", each, most)
+	}
+	b.ReportMetric(float64(allocated())/float64(rolls), "allocs/node-roll")
+	b.ReportMetric(float64(spent.Microseconds())/1000/float64(rolls), "cpu-ms/node-roll")
+	b.ReportMetric(float64(rolls)/spent.Seconds(), "node-rolls/cpu-s")
+}
+
+// inBubble is synctest.Test for a benchmark.
+func inBubble(b *testing.B, f func(t *testing.T)) {
+	b.Helper()
+	all := func(pattern, name string) (bool, error) {
+		_, err := regexp.Compile(pattern)
+		return true, err
+	}
+	if !testing.RunTests(all, []testing.InternalTest{{Name: b.Name(), F: func(t *testing.T) { synctest.Test(t, f) }}}) {
+		b.FailNow()
+	}
+}
+
+func processorTime(t testing.TB) time.Duration {
+	t.Helper()
+	var u syscall.Rusage
+	must.Do(t, syscall.Getrusage(syscall.RUSAGE_SELF, &u))
+	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }

@@ -66,7 +66,6 @@ type matrixLab struct {
 	clients []*pve.Client // to be closed
 }
 
-// matrixDisk is a volume that must never be freed.
 type matrixDisk struct {
 	name  string // its name in test failures
 	media *world.Media
@@ -74,7 +73,6 @@ type matrixDisk struct {
 }
 
 func newMatrixLab(t *testing.T, shape matrixShape) *matrixLab {
-	t.Helper()
 	l := &matrixLab{
 		t: t, world: world.New(world.Options{Cluster: matrixCluster}), recorder: record.New(), network: network.Memory(),
 		cert: apitest.NewCertificate(t), shape: shape, named: map[string]string{},
@@ -110,7 +108,6 @@ type matrixLife struct {
 
 // live starts a process that knows nothing of earlier ones.
 func (l *matrixLab) live(ctx context.Context) (context.Context, *matrixLife) {
-	l.t.Helper()
 	ctx, cancel := context.WithCancel(ctx)
 	life := &matrixLife{matrixLab: l, dialer: l.network.Dialer(), cancel: cancel}
 	px := valueOf(pve.New(api.Options{
@@ -122,14 +119,12 @@ func (l *matrixLab) live(ctx context.Context) (context.Context, *matrixLife) {
 	return ctx, life
 }
 
-// kill ends a process: the world refuses all its later calls.
 func (life *matrixLife) kill() {
 	life.dialer.Cut()
 	life.cancel()
 }
 
-// exchange is all that a process does: it begins or resumes the exchange, from Proxmox's state alone, and completes
-// it, forward or back.
+// exchange is all that a process does: it begins or resumes the exchange, and completes it, forward or back.
 func (life *matrixLife) exchange(ctx context.Context, strategy cluster.Strategy, putBack bool) error {
 	return life.run(ctx, life.exchangeBy(strategy), putBack)
 }
@@ -161,10 +156,8 @@ func (life *matrixLife) run(ctx context.Context, x *exchangetest.Exchange, putBa
 	return (&step.Runner{}).Run(ctx, steps)
 }
 
-// matrixDiskImage is a disk that is smaller than the VM's.
 func matrixDiskImage() []byte { return bytes.Repeat([]byte("a disk of Talos."), 1<<10) }
 
-// ownership is who owns the data disks.
 type ownership string
 
 const (
@@ -175,7 +168,6 @@ const (
 
 func ownerships() []ownership { return []ownership{ownDisks, heldDisks, bothDisks} }
 
-// matrixShape is the VM before the exchange.
 type matrixShape struct {
 	owned                                 ownership
 	data                                  int // data disks
@@ -185,14 +177,12 @@ type matrixShape struct {
 	prepared                              bool // the new system disk is made from a disk image
 }
 
-// withPrepared is the shape whose new system disk is made from a disk image, or isn't.
 func (s matrixShape) withPrepared(prepared bool) matrixShape {
 	s.prepared = prepared
 	return s
 }
 
-// usualShape is the shape in the matrix. Properties that don't depend on the ownership of
-// disks are spread over the three.
+// usualShape is the shape in the matrix. Properties other than the ownership of disks are spread over the three.
 func usualShape(owned ownership, strategy cluster.Strategy) matrixShape {
 	return matrixShape{
 		owned: owned, data: 2, efi: true, tpm: true, cloudInit: true, unused: true, onboot: owned != heldDisks,
@@ -201,7 +191,6 @@ func usualShape(owned ownership, strategy cluster.Strategy) matrixShape {
 	}
 }
 
-// drawShape draws a random shape.
 func drawShape(r *rand.Rand, strategy cluster.Strategy) matrixShape {
 	coin := func() bool { return r.IntN(2) == 0 }
 	return matrixShape{
@@ -210,12 +199,10 @@ func drawShape(r *rand.Rand, strategy cluster.Strategy) matrixShape {
 	}
 }
 
-// held says whether data disk i belongs to the holder.
 func (s matrixShape) held(i int) bool {
 	return s.owned == heldDisks || s.owned == bothDisks && i%2 == 0
 }
 
-// build makes the VM, its holder and the parking VM of an earlier exchange.
 func (l *matrixLab) build() {
 	w := l.world
 	w.AddStorage(world.Storage{ID: "local", Type: "dir", Content: []string{"iso", "vztmpl", "snippets", "import"}})
@@ -260,7 +247,6 @@ func (l *matrixLab) define(id int, config, disks map[string]string, held bool) {
 
 func (l *matrixLab) vm() (world.VM, error) { return l.world.LookupVM(matrixHost, matrixVM) }
 
-// buildHolder makes the VM that owns the node's data disks, and returns the node's drives that name them.
 func (l *matrixLab) buildHolder() map[string]string {
 	held, disks := map[string]string{}, map[string]string{}
 	for i := range l.shape.data {
@@ -319,7 +305,6 @@ func (l *matrixLab) buildVM(held map[string]string) {
 	l.define(matrixVM, config, disks, false)
 }
 
-// buildParking makes the parking VM of an earlier exchange, with the node's previous system disk.
 func (l *matrixLab) buildParking() {
 	rec := parking.Record{
 		Cluster: matrixCluster, Node: matrixNode, Run: "19991231-0000-dead", Build: "1e0f", Strategy: cluster.Recreate,
@@ -332,7 +317,6 @@ func (l *matrixLab) buildParking() {
 	}, map[string]string{"scsi30": "data:8,backup=0,discard=on,iothread=1,serial=older,ssd=1"}, false)
 }
 
-// matrixName is a key of a configuration that names a volume.
 type matrixName struct {
 	vm         int
 	key, volid string
@@ -340,7 +324,6 @@ type matrixName struct {
 
 func (n matrixName) String() string { return strconv.Itoa(n.vm) + "-" + n.key }
 
-// names lists the keys that name each of the initial volumes now.
 func (l *matrixLab) names() map[*world.Media][]matrixName {
 	names := map[*world.Media][]matrixName{}
 	for _, vm := range l.world.VMs() {
@@ -380,16 +363,12 @@ func (l *matrixLab) working() bool {
 	return slices.ContainsFunc(l.world.Tasks(), func(t world.Task) bool { return t.Running })
 }
 
-// look checks what must hold after every single call.
 func (l *matrixLab) look(call record.Call) {
-	var problems []string
 	names := l.names()
-	for _, v := range l.world.Violations() {
+	problems := some(l.world.Violations(), func(v string) (string, bool) {
 		// A volume may lack a name for a moment, if the record says so.
-		if !strings.HasSuffix(v, "no VM's configuration names its volume") {
-			problems = append(problems, v)
-		}
-	}
+		return v, !strings.HasSuffix(v, "no VM's configuration names its volume")
+	})
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	problems = append(problems, l.startedWithout(names)...)
@@ -461,26 +440,18 @@ func (l *matrixLab) startedWithout(names map[*world.Media][]matrixName) (problem
 }
 
 func (l *matrixLab) volumes() map[string]*world.Media {
-	l.t.Helper()
 	all := map[string]*world.Media{}
 	for _, storage := range []string{"data", "fast"} {
-		volumes := valueOf(l.world.Volumes(storage, matrixHost))(l.t)
-		for _, v := range volumes {
+		for _, v := range valueOf(l.world.Volumes(storage, matrixHost))(l.t) {
 			all[v.Volid] = l.world.Media(v.Volid, matrixHost)
 		}
 	}
 	return all
 }
 
-// unfreed lists the volumes that no longer exist.
 func (l *matrixLab) unfreed() (gone []string) {
 	there := slices.Collect(maps.Values(l.volumes()))
-	for _, d := range l.disks {
-		if !slices.Contains(there, d.media) {
-			gone = append(gone, d.name+" was freed")
-		}
-	}
-	return gone
+	return some(l.disks, func(d matrixDisk) (string, bool) { return d.name + " was freed", !slices.Contains(there, d.media) })
 }
 
 // sweep deletes, as root, the new volumes that no configuration names, and lists them.
@@ -515,8 +486,7 @@ func (l *matrixLab) removeHalfMade(which func(id int) bool) (found bool) {
 	return found
 }
 
-// settle waits until nothing is in progress any more, and repairs the faults around the
-// exchange, as time and administrators do.
+// settle waits for all work, and repairs the faults around the exchange, as time and administrators do.
 func (l *matrixLab) settle() {
 	l.mu.Lock()
 	mends := l.mends

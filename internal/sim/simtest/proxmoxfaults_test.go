@@ -1,6 +1,7 @@
 package simtest
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -14,23 +15,30 @@ import (
 	"testing"
 	"time"
 
+	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
+	"github.com/siderolabs/talos/pkg/machinery/client"
+
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/exchange"
+	"github.com/recast-sh/recast/cluster/kubeupgrade"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
 	"github.com/recast-sh/recast/internal/sim/record"
+	"github.com/recast-sh/recast/internal/sim/talosapi"
 	"github.com/recast-sh/recast/internal/sim/world"
 	"github.com/recast-sh/recast/pipeline/checkup"
 )
 
-// trouble is a temporary fault of Proxmox.
-type trouble struct {
+// faultyRoll is a roll of two workers during a temporary fault of Proxmox.
+type faultyRoll struct {
 	hosts  int
-	lasts  time.Duration
+	lasts  time.Duration // of one that begins at a change
 	begins func(l *Lab) (ends func())
 	// says are texts of which a failed roll has at least one in its error or its hints; none: it must not fail.
-	says []string
+	says     []string
+	strategy cluster.Strategy // "": auto
 }
 
 // breakProxies makes every host unreachable for the other hosts' APIs.
@@ -77,68 +85,95 @@ func setToken(l *Lab, on bool) {
 
 func setStorage(l *Lab, on bool) { l.World.SetStorageActive(sim.DiskStorage, "pve1", on) }
 
-func setQuorum(l *Lab, on bool) { l.World.SetQuorum(on) }
-
-func troubles() map[string]trouble {
+// troubles begin at one of the changes of a roll.
+func troubles() map[string]faultyRoll {
 	unreached := []string{"the node that was asked does not reach pve", "can't prove that we still hold the claim"}
-	return map[string]trouble{
-		"hosts do not reach each other": {2, time.Minute, breakProxies(world.ConnectionTimedOut), unreached},
-		"answers of hosts are lost":     {2, time.Minute, breakProxies(world.AnswerTimedOut), unreached},
-		"the token is disabled":         {1, time.Minute, off(setToken), []string{"Proxmox does not accept the API token recast@pve!lab: check that it exists"}},
-		"no quorum":                     {1, time.Minute, off(setQuorum), []string{"look at pvecm status on a Proxmox node"}},
-		"the disks' storage is offline": {1, time.Minute, off(setStorage), []string{"see what is wrong with that storage on its node"}},
-		"locks are held for a while":    {1, time.Minute, holdLocks, nil},
-		"locks are held":                {1, 10 * time.Minute, holdLocks, []string{"Proxmox is at work on the same VM or storage: see its running tasks"}},
+	setQuorum := func(l *Lab, on bool) { l.World.SetQuorum(on) }
+	return map[string]faultyRoll{
+		"hosts do not reach each other": {hosts: 2, lasts: time.Minute, begins: breakProxies(world.ConnectionTimedOut), says: unreached},
+		"answers of hosts are lost":     {hosts: 2, lasts: time.Minute, begins: breakProxies(world.AnswerTimedOut), says: unreached},
+		"the token is disabled":         {lasts: time.Minute, begins: off(setToken), says: []string{"Proxmox does not accept the API token recast@pve!lab: check that it exists"}},
+		"no quorum":                     {lasts: time.Minute, begins: off(setQuorum), says: []string{"look at pvecm status on a Proxmox node"}},
+		"the disks' storage is offline": {lasts: time.Minute, begins: off(setStorage), says: []string{"see what is wrong with that storage on its node"}},
+		"locks are held for a while":    {lasts: time.Minute, begins: holdLocks},
+		"locks are held":                {lasts: 10 * time.Minute, begins: holdLocks, says: []string{"Proxmox is at work on the same VM or storage: see its running tasks"}},
 	}
 }
 
-// atChange calls f once, before Proxmox acts on the n-th change.
-func (l *Lab) atChange(n int64, f func()) (came *atomic.Bool) {
-	came = &atomic.Bool{}
-	var changes atomic.Int64
-	l.Recorder.Hooks(func(c record.Call) error {
-		if c.Proto == "proxmox" && c.Mutation && changes.Add(1) == n {
-			came.Store(true)
-			f()
+// at is the same fault, from the n-th change of a roll on.
+func (f faultyRoll) at(n int64, s cluster.Strategy) faultyRoll {
+	strikes := f.begins
+	f.strategy = s
+	f.begins = func(l *Lab) func() {
+		var changes atomic.Int64
+		l.Recorder.Hooks(func(c record.Call) error {
+			if c.Proto == "proxmox" && c.Mutation && changes.Add(1) == n {
+				time.AfterFunc(f.lasts, strikes(l))
+			}
+			return nil
+		}, nil)
+		return func() {
+			mustBe(l.t, changes.Load() >= n, "the roll makes fewer changes than %d", n)
+			time.Sleep(f.lasts)
 		}
-		return nil
-	}, nil)
-	return came
+	}
+	return f
 }
 
-// TestRollThroughTroubles: a temporary fault of Proxmox begins at one of the changes of a roll.
+// slowReads: one of two endpoints answers every k-th read with 595 after half a minute: the other one is used.
+func slowReads(k int64) func(*Lab) func() {
+	return func(l *Lab) func() {
+		var reads atomic.Int64
+		l.Recorder.Hooks(func(c record.Call) error {
+			switch {
+			case c.Proto != "proxmox" || c.Mutation:
+			case reads.Add(1)%k == 0:
+				breakProxies(world.ConnectionTimedOut)(l)
+			default:
+				l.mendProxies()
+			}
+			return nil
+		}, nil)
+		return l.mendProxies
+	}
+}
+
+// TestRollThroughTroubles: a temporary fault of Proxmox, or of one of its tasks, does not stop a roll, or the next run
+// continues. The work of a task that ends with a warning is done; only a VM's deletion must be without.
 func TestRollThroughTroubles(t *testing.T) {
-	for name, o := range troubles() {
+	rolls := map[string]faultyRoll{}
+	for name, f := range troubles() {
 		for s, points := range map[cluster.Strategy][]int64{cluster.Recreate: {7, 24, 41}, cluster.Reimage: {12, 29}} {
 			for _, n := range points {
-				begins := func(l *Lab) func() {
-					came := l.atChange(n, func() { time.AfterFunc(o.lasts, o.begins(l)) })
-					return func() {
-						mustBe(l.t, came.Load(), "the roll makes fewer changes than %d", n)
-						time.Sleep(o.lasts)
-					}
-				}
-				f := faultyRoll{hosts: o.hosts, strategy: s, begins: begins, says: o.says}
-				t.Run(fmt.Sprintf("%s/%s/change %d", name, s, n), f.play)
+				rolls[fmt.Sprintf("%s/%s/change %d", name, s, n)] = f.at(n, s)
 			}
 		}
 	}
+	says := append([]string{"the next run takes it over"}, troubles()["hosts do not reach each other"].says...)
+	for _, k := range []int64{7, 20} {
+		rolls[fmt.Sprintf("every %d-th read is slow", k)] = faultyRoll{hosts: 2, begins: slowReads(k), says: says}
+	}
+	for _, kind := range []string{"imgcopy", "qmcreate", "qmshutdown", "qmmove", "qmconfig", "qmdestroy", "qmstart"} {
+		const warning = "something is not quite right"
+		warned := faultyRoll{begins: func(l *Lab) func() { l.World.WarnNext(kind, warning); return func() {} }}
+		if kind == "qmdestroy" {
+			warned.says = []string{warning}
+		}
+		rolls[kind+" warns"] = warned
+		if kind != "qmcreate" { // which leaves a lock behind
+			killed := func(l *Lab) func() { return l.killWorker(kind, "") }
+			rolls[kind+" is killed"] = faultyRoll{begins: killed, says: []string{"or its node went down: run the same command again"}}
+		}
+	}
+	for name, f := range rolls {
+		t.Run(name, f.play)
+	}
 }
 
-// faultyRoll is a roll of two workers during a fault of Proxmox.
-type faultyRoll struct {
-	hosts    int
-	strategy cluster.Strategy // "": auto
-	begins   func(l *Lab) (ends func())
-	says     []string // see trouble
-}
-
-// play rolls into the fault: this roll, or the next one after the fault, ends in sync, and
-// a failed one says what to do.
+// play rolls into the fault: this roll, or the next one after the fault, ends in sync; a failed one says what to do.
 func (f faultyRoll) play(t *testing.T) {
 	inLongLab(t, sim.Options{ControlPlanes: 1, Workers: 2, Hosts: f.hosts}, func(t *testing.T, lab *Lab) {
-		lab.setRoll("strategy: " + string(cmp.Or(f.strategy, cluster.Auto)))
-		lab.Patch(sim.PatchedExtension)
+		lab.patch(sim.PatchedExtension, "strategy: "+string(cmp.Or(f.strategy, cluster.Auto)))
 		ends := f.begins(lab)
 		err := lab.rollInTime(t, firstRun)
 		lab.Recorder.Hooks(nil, nil)
@@ -151,50 +186,21 @@ func (f faultyRoll) play(t *testing.T) {
 	})
 }
 
-// rollInTime fails the test if a roll exceeds longestRoll.
 func (l *Lab) rollInTime(t *testing.T, run string) error {
-	t.Helper()
 	return inTime(t.Context(), t, l.as(run).roll(planning.Policy{}))
 }
 
-// requireSaid fails unless the error or one of its hints contains one of these.
 func requireSaid(t *testing.T, err error, says []string) {
-	t.Helper()
 	mustBe(t, err != nil, "the roll did not fail; it was to say %q", says)
 	all := err.Error() + "\n" + strings.Join(fault.Hints(err), "\n")
 	require(t, slices.ContainsFunc(says, func(text string) bool { return strings.Contains(all, text) }),
 		"the roll failed and says none of %q:\n%s", says, all)
 }
 
-// requireRolled requires that both workers are rolled.
 func (l *Lab) requireRolled(t *testing.T) {
-	t.Helper()
 	requireDrift(t, l)
 	l.requireKept(2)
 	requireNoClaim(t, l)
-}
-
-// TestRollWithSlowReads: one of two endpoints answers every k-th read with 595 after half
-// a minute: the other one is used, and the roll continues.
-func TestRollWithSlowReads(t *testing.T) {
-	for _, k := range []int64{7, 20} {
-		begins := func(l *Lab) func() {
-			var reads atomic.Int64
-			l.Recorder.Hooks(func(c record.Call) error {
-				switch {
-				case c.Proto != "proxmox" || c.Mutation:
-				case reads.Add(1)%k == 0:
-					breakProxies(world.ConnectionTimedOut)(l)
-				default:
-					l.mendProxies()
-				}
-				return nil
-			}, nil)
-			return l.mendProxies
-		}
-		says := append([]string{"the next run takes it over"}, troubles()["hosts do not reach each other"].says...)
-		t.Run(fmt.Sprintf("every %d", k), faultyRoll{hosts: 2, begins: begins, says: says}.play)
-	}
 }
 
 // The API of the first of two endpoints is down, from a change with that number on. The other one is used.
@@ -203,8 +209,7 @@ func TestRollWithADeadEntryNode(t *testing.T) {
 	eachLong(t, o, storiesOf[int64](0, 3, 12, 31), func(t *testing.T, lab *Lab, n int64) {
 		lab.Patch(sim.PatchedExtension)
 		var err error
-		conf := valueOf(lab.Client().Project())(t)
-		entry := valueOf(url.Parse(conf.Config.Proxmox.Endpoints[0]))(t)
+		entry := valueOf(url.Parse(valueOf(lab.Client().Project())(t).Config.Proxmox.Endpoints[0]))(t)
 		var changes atomic.Int64
 		var dead atomic.Bool
 		dead.Store(n == 0)
@@ -237,22 +242,6 @@ func TestRollWithADeadEntryNode(t *testing.T) {
 	})
 }
 
-func taskTypes() []string {
-	return []string{"imgcopy", "qmcreate", "qmshutdown", "qmmove", "qmconfig", "qmdestroy", "qmstart"}
-}
-
-// TestRollWithKilledWorkers kills the worker of one task of each type, so that its progress is unknown.
-func TestRollWithKilledWorkers(t *testing.T) {
-	for _, kind := range taskTypes() {
-		if kind == "qmcreate" {
-			continue // leaves a lock behind
-		}
-		t.Run(kind, faultyRoll{
-			begins: func(l *Lab) func() { return l.killWorker(kind, "") }, says: []string{"or its node went down: run the same command again"},
-		}.play)
-	}
-}
-
 // killWorker kills the first task of that type and, unless it is "", with that ID.
 func (l *Lab) killWorker(kind, id string) (killed func()) {
 	var once sync.Once
@@ -265,7 +254,6 @@ func (l *Lab) killWorker(kind, id string) (killed func()) {
 		}
 	})
 	return func() {
-		l.t.Helper()
 		l.Recorder.Hooks(nil, nil)
 		task, _ := l.World.LookupTask(upid)
 		mustBe(l.t, task.ExitStatus == "unexpected status", "no %s %s was killed: %+v", kind, id, task)
@@ -291,21 +279,7 @@ func TestRollWithAKilledCreation(t *testing.T) {
 	})
 }
 
-// TestRollWithWarnings: one task of each type ends with a warning. Its work is done; only
-// a VM's deletion must be without warnings.
-func TestRollWithWarnings(t *testing.T) {
-	for _, kind := range taskTypes() {
-		const warning = "something is not quite right"
-		f := faultyRoll{begins: func(l *Lab) func() { l.World.WarnNext(kind, warning); return func() {} }}
-		if kind == "qmdestroy" {
-			f.says = []string{warning}
-		}
-		t.Run(kind, f.play)
-	}
-}
-
-// TestRollWithoutItsStorage: a storage that is unreachable when the plan is made, or right
-// afterwards, is detected while the node still serves.
+// TestRollWithoutItsStorage: an unreachable storage is detected while the node still serves.
 func TestRollWithoutItsStorage(t *testing.T) {
 	type story struct {
 		strategy cluster.Strategy
@@ -322,8 +296,7 @@ func TestRollWithoutItsStorage(t *testing.T) {
 		}
 	}
 	eachLong(t, oneWorker(), stories, func(t *testing.T, lab *Lab, s story) {
-		lab.setRoll("strategy: " + string(s.strategy))
-		lab.Patch(sim.PatchedExtension)
+		lab.patch(sim.PatchedExtension, "strategy: "+string(s.strategy))
 		first := lab.as(firstRun)
 		if s.before == "the plan" {
 			setStorage(lab, false)
@@ -339,17 +312,14 @@ func TestRollWithoutItsStorage(t *testing.T) {
 	})
 }
 
-// late is one request that Proxmox processes after its sender's death.
 type late struct {
 	lab     *Lab
 	deliver func()
 	said    string // answer of the late call
 }
 
-// rollKilledBy rolls, and kills that run when it has sent the first matching request,
-// which Proxmox does not process before deliver.
+// rollKilledBy kills a roll with its first matching request, which Proxmox does not process before deliver.
 func (l *Lab) rollKilledBy(is func(record.Call) bool, p planning.Policy) *late {
-	l.t.Helper()
 	ctx, cancel := context.WithCancel(l.t.Context())
 	defer cancel()
 	c := l.Client()
@@ -369,7 +339,6 @@ func (l *Lab) rollKilledBy(is func(record.Call) bool, p planning.Policy) *late {
 	return &late{lab: l, deliver: sync.OnceFunc(func() { deliver(l.World, held) })}
 }
 
-// deliver makes Proxmox process a request, and waits for its end.
 func deliver(w *world.World, held *record.Held) {
 	held.Deliver()
 	for _, task := range w.Tasks() {
@@ -417,8 +386,7 @@ func TestLateDelete(t *testing.T) {
 // stopTimeout is that of the lab's recast.yaml.
 const stopTimeout = time.Minute
 
-// TestLateShutdown: the shutdown of one control plane is processed when another one is
-// down, unless that is later than Proxmox's time limit for it.
+// TestLateShutdown: that of a control plane comes when another one is down, unless Proxmox's time limit is over.
 func TestLateShutdown(t *testing.T) {
 	type story struct {
 		first  string // recast's next action on cp1 after its sender's death
@@ -463,11 +431,9 @@ func TestLateRequestIsTold(t *testing.T) {
 	})
 }
 
-// TestLateStart: the start of a VM is processed when it is stopped to get its old disks
-// back, unless that is later than Proxmox's time limit for it.
+// TestLateStart: that of a VM comes when it gets its old disks back, unless Proxmox's time limit is over.
 func TestLateStart(t *testing.T) {
-	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-		lab.Patch(sim.PatchedExtension)
+	inStaleLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		before := lab.machinesDump()
 		x := lab.rollKilledBy(toVM("POST", "/qemu/9031/status/start"), planning.Policy{})
 		x.deliverBefore(toVM("POST", "/move_disk"), exchange.LateQueue)
@@ -476,8 +442,7 @@ func TestLateStart(t *testing.T) {
 	})
 }
 
-// loseEvery breaks the connection in place of the answer to every k-th change by Proxmox,
-// and returns the number of lost answers.
+// loseEvery breaks the connection in place of every k-th answer of Proxmox, and returns how many were lost.
 func (l *Lab) loseEvery(k int64) *atomic.Int64 {
 	var changes, lost atomic.Int64
 	l.Recorder.Hooks(nil, func(c record.Call) {
@@ -491,16 +456,13 @@ func (l *Lab) loseEvery(k int64) *atomic.Int64 {
 
 // rollUnanswered is a roll that is done at once although every k-th answer of Proxmox is lost, and at least so many.
 func (l *Lab) rollUnanswered(k, least int64) {
-	l.t.Helper()
 	lost := l.loseEvery(k)
 	rep, err := l.Client().Roll(l.t.Context(), planning.Policy{})
 	l.Recorder.Hooks(nil, nil)
-	mustBe(l.t, err == nil && rep.Outcome == "done" && lost.Load() >= least,
-		"report %+v, %d answers lost, error %v", rep, lost.Load(), err)
+	mustBe(l.t, err == nil && rep.Outcome == "done" && lost.Load() >= least, "%+v, %d lost, %v", rep, lost.Load(), err)
 }
 
-// TestRollWithLostAnswers rolls two workers while Proxmox's answer to every k-th change is lost, that to the import of
-// a prepared disk too: it ends in sync without a second run.
+// TestRollWithLostAnswers: a roll without every k-th answer, that to the import of a disk too, ends in sync at once.
 func TestRollWithLostAnswers(t *testing.T) {
 	type story struct {
 		k    int64
@@ -515,10 +477,7 @@ func TestRollWithLostAnswers(t *testing.T) {
 		lab.Patch(sim.PatchedExtension)
 		lab.rollUnanswered(s.k, 3)
 		lab.requireRolled(t)
-		for serial, sum := range lab.Disks() {
-			was, persistent := before[serial]
-			require(t, !persistent || was == sum, "disk %s: %s before, %s after", serial, was, sum)
-		}
+		requireSame(t, before, lab.Disks(), "disks (-before +after)")
 	})
 }
 
@@ -548,5 +507,246 @@ func TestRollWithLostChanges(t *testing.T) {
 		mustBe(t, err == nil && lost.Load() != 0, "%d changes lost: %v", lost.Load(), err)
 		lab.Recorder.Hooks(nil, nil)
 		requireInSync(t, lab)
+	})
+}
+
+func (l *Lab) brokenImage(node, image string, d talosapi.Defect) {
+	must(l.t, l.Trouble(node, talosapi.Trouble{Images: map[string]talosapi.Defect{image: d}}))
+}
+
+// TestUpgradeKubernetesFetchesFirst: if an image can't be pulled nothing is restarted.
+func TestUpgradeKubernetesFetchesFirst(t *testing.T) {
+	type story struct{ node, image string }
+	eachLong(t, oneWorker(), map[string]story{
+		"a kubelet of a worker": {"wk1", "ghcr.io/siderolabs/kubelet:v1.36.1"},
+		"kube-proxy":            {"wk1", "registry.k8s.io/kube-proxy:v1.36.1"},
+		"a scheduler":           {"cp1", "registry.k8s.io/kube-scheduler:v1.36.1"},
+	}, func(t *testing.T, lab *Lab, c story) {
+		before := lab.versions()
+		lab.brokenImage(c.node, c.image, talosapi.Unpullable)
+		requireRefused(t, lab.Client().upgradeKubernetes(t.Context()), c.node+" can't fetch "+c.image)
+		requireSame(t, before, lab.versions(), "versions (-before +after)")
+		lab.brokenImage(c.node, c.image, talosapi.Sound)
+		lab.mustUpgradeKubernetes()
+	})
+}
+
+// TestUpgradeKubernetesStops: a component does not start: no other node is touched, and the same command continues.
+func TestUpgradeKubernetesStops(t *testing.T) {
+	type story struct {
+		image, step string
+		defect      talosapi.Defect
+		seen        string
+	}
+	eachLong(t, sim.Options{ControlPlanes: 3}, map[string]story{
+		"an API server that never answers": {"registry.k8s.io/kube-apiserver:v1.36.1", "upgrade-k8s/kube-apiserver/cp2", talosapi.Unready, "its API server: "},
+		"an API server that never serves":  {"registry.k8s.io/kube-apiserver:v1.36.1", "upgrade-k8s/kube-apiserver/cp2", talosapi.Unserving, "its API server: 127.42.7.12:6443 is not ready: poststarthook/rbac/bootstrap-roles"},
+		"an API server that ends at once":  {"registry.k8s.io/kube-apiserver:v1.36.1", "upgrade-k8s/kube-apiserver/cp2", talosapi.Loops, "CrashLoopBackOff"},
+		"a kubelet that never starts":      {"ghcr.io/siderolabs/kubelet:v1.36.1", "upgrade-k8s/kubelet/cp2", talosapi.Unready, ""},
+	}, func(t *testing.T, lab *Lab, c story) {
+		lab.brokenImage("cp2", c.image, c.defect)
+		err := lab.Client().upgradeKubernetes(t.Context())
+		requireFault(t, err, fault.Failed, c.step+": ", c.seen, "edit machineconfig", "run the same command again to continue")
+		cp3, component := lab.versions()["cp3"], strings.TrimPrefix(strings.Split(c.step, "/")[1], "kube-")
+		require(t, !strings.Contains(cp3, component+"=v1.36.1"), "cp3 was touched: %s", cp3)
+		lab.brokenImage("cp2", c.image, talosapi.Sound)
+		lab.editConfig("cp2", c.image, strings.Replace(c.image, "v1.36.1", "v1.35.4", 1)) // as the hint says
+		time.Sleep(2 * time.Minute)
+		lab.mustUpgradeKubernetes()
+	})
+}
+
+// TestUpgradeKubernetesRefuses impossible upgrades before anything is changed.
+func TestUpgradeKubernetesRefuses(t *testing.T) {
+	inLongLab(t, threePlanes, func(t *testing.T, lab *Lab) {
+		before := lab.versions()
+		refuse := func(to, text string) {
+			from := len(lab.Recorder.Calls())
+			requireRefused(t, errOf(lab.Client().UpgradeKubernetes(t.Context(), to, false)), text)
+			requireNone(t, lab.sent(from, func(c record.Call) bool { return c.Mutation }), "something was changed")
+		}
+		refuse("v1.37.0", "v1.35.4 → v1.37.0 skips v1.36")
+		refuse("v1.37.0", "Talos v1.13.9 supports Kubernetes 1.31 to 1.36, not v1.37.0: roll to Talos v1.14 first")
+		refuse("v1.35.3", "it is v1.35.4 already, and Kubernetes goes to no version before")
+		refuse("v1.34.6", "it is v1.35.4 already")
+		lab.editConfig("cp2", "    apiServer:\n", "    apiServer:\n        extraArgs:\n            feature-gates: HonorPVReclaimPolicy=true\n")
+		refuse("v1.36.1", "cp2: kube-apiserver is given the feature gate HonorPVReclaimPolicy, which Kubernetes v1.36.1 no longer has")
+		lab.editConfig("wk1", "    kubelet:\n", "    kubelet:\n        extraArgs:\n            feature-gates: CSIMigrationPortworx=false,Other=true\n")
+		refuse("v1.36.1", "wk1: kubelet is given the feature gate CSIMigrationPortworx, which Kubernetes v1.36.1 no longer has")
+		requireSame(t, before, lab.versions(), "versions (-before +after)")
+		lab.editConfig("cp2", "HonorPVReclaimPolicy", "Other")
+		lab.editConfig("wk1", "CSIMigrationPortworx=false,", "")
+		lab.breakEtcd(talosapi.EtcdFault{NoSpace: true}, "cp3")
+		time.Sleep(2 * time.Minute) // until wk1's kubelet is back
+		requireRefused(t, lab.Client().upgradeKubernetes(t.Context()), "upgrade-k8s/check: etcd is not healthy")
+	})
+}
+
+// TestARollKeepsKubernetes: a node is recreated with the Kubernetes that it ran, even if the user's file names another.
+func TestARollKeepsKubernetes(t *testing.T) {
+	eachLong(t, threePlanes, map[string]string{"an older file": "v1.35.4", "a newer file": "v1.37.0"}, func(t *testing.T, lab *Lab, fresh string) {
+		files := lab.keptConfigs()
+		must(t, lab.Client().upgradeKubernetes(t.Context()))
+		lab.Patch(sim.PatchedExtension)
+		for node, config := range files {
+			files[node] = cluster.Secret(strings.ReplaceAll(string(config), "v1.35.4", fresh))
+		}
+		files.user(lab, "20000101-0002-feed").mustRoll(planning.Policy{})
+		lab.requireKubernetes(nextKubernetes)
+		requireInSync(t, lab)
+	})
+}
+
+// TestRollAfterAnInterruptedUpgrade: a roll keeps every node's Kubernetes, and then the upgrade continues.
+func TestRollAfterAnInterruptedUpgrade(t *testing.T) {
+	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		files := lab.keptConfigs()
+		begun := lab.Client()
+		begun.killedAt(t, before("upgrade-k8s/kube-scheduler/cp1"), begun.upgradeKubernetes)
+		half := lab.versions()
+		mustBe(t, strings.Contains(half["cp1"], "v1.35.4") && strings.Contains(half["cp1"], "v1.36.1"),
+			"not in between: %v", half)
+		lab.Patch(sim.PatchedExtension)
+		files.user(lab, "20000101-0001-feed").mustRoll(policyFor("wk1"))
+		requireSame(t, half["wk1"], lab.versions()["wk1"], "versions of wk1 (-before +after)")
+		lab.mustUpgradeKubernetes()
+	})
+}
+
+// TestUpgradeKubernetesLooksAgain: changes during the confirmation are not overwritten.
+func TestUpgradeKubernetesLooksAgain(t *testing.T) {
+	type story struct {
+		meanwhile func(l *Lab)
+		want      string // "": it continues
+	}
+	eachLong(t, oneWorker(), map[string]story{
+		"nothing happens": {func(*Lab) { time.Sleep(time.Hour) }, ""},
+		"some of it gets done": {func(l *Lab) {
+			l.editConfig("cp1", "kube-scheduler:v1.35.4", "kube-scheduler:v1.36.1")
+			time.Sleep(2 * time.Minute)
+		}, ""},
+		"someone goes elsewhere": {func(l *Lab) {
+			l.editConfig("cp1", "kube-scheduler:v1.35.4", "kube-scheduler:v1.35.5")
+			time.Sleep(2 * time.Minute)
+		}, "kube-scheduler of cp1 is to run registry.k8s.io/kube-scheduler:v1.35.5"},
+	}, func(t *testing.T, lab *Lab, c story) {
+		user := lab.Client()
+		user.Upgrades = func(kubeupgrade.Plan) (bool, error) { c.meanwhile(lab); return true, nil }
+		err := user.upgradeKubernetes(t.Context())
+		if c.want == "" {
+			must(t, err)
+			lab.requireKubernetes(nextKubernetes)
+		} else {
+			requireRefused(t, err, "the cluster is no longer as the plan says: "+c.want)
+		}
+	})
+}
+
+// editConfig replaces a part of a machine's configuration, without a reboot.
+func (l *Lab) editConfig(node, old, fresh string) {
+	config := string(l.configOf(node))
+	text := strings.Replace(config, old, fresh, 1)
+	mustBe(l.t, text != config, "%s has no %q in its configuration", node, old)
+	s, n := l.session(), l.node(node)
+	defer s.end()
+	must(l.t, s.machines.Talos.ReplaceConfig(l.t.Context(), n.Addr, n.UUID, cluster.Secret(text)))
+}
+
+// TestUpgradeKubernetesIsKilled at every point, and run again with its journal or without: the result is the same.
+func TestUpgradeKubernetesIsKilled(t *testing.T) {
+	long(t)
+	for where, elsewhere := range map[string]bool{"here": false, "elsewhere": true} {
+		t.Run(where, killGrid[changed]{
+			begin: func(t *testing.T) changed {
+				lab := New(t, oneWorker())
+				return changed{lab, fmt.Sprint(lab.boots())}
+			},
+			do: upgradesKubernetes, journal: true,
+			choose: func(t *testing.T, points []point) []point {
+				var config, pull int
+				for _, p := range points {
+					config += strings.Count(p.name, "ApplyConfiguration")
+					pull += strings.Count(p.name, "Pull")
+				}
+				require(t, config == 6 && pull >= 7, "%d configurations and %d pulls among %q", config, pull, points)
+				return chosenKills(t, points, 1, func(p point) bool { return p.at%5 == 2 && elsewhere == (p.at%2 == 0) })
+			},
+			then: func(ctx context.Context, c *Client) error {
+				if c.Run = "20000101-0001-feed"; elsewhere {
+					c.Elsewhere = true
+					c.lab.loseJournal()
+				}
+				rep, err := c.UpgradeKubernetes(ctx, nextKubernetes, false)
+				require(c.lab.t, rep.Outcome == "done" || rep.Outcome == "nothing to do", "%+v", rep)
+				return err
+			},
+			end: func(t *testing.T, lab changed) string {
+				lab.requireKubernetes(nextKubernetes)
+				requireSame(t, lab.before, fmt.Sprint(lab.boots()), "boots (-before +after)")
+				lab.RequireIntact()
+				return ""
+			},
+		}.killEverywhere)
+	}
+}
+
+func upgradesKubernetes(ctx context.Context, c *Client) error { return c.upgradeKubernetes(ctx) }
+
+// TestUpgradeKubernetesLeavesStagedConfigurations: what is staged, or on trial, does not come with a component's image.
+func TestUpgradeKubernetesLeavesStagedConfigurations(t *testing.T) {
+	type story struct {
+		mode machineapi.ApplyConfigurationRequest_Mode
+		over func(l *Lab)
+	}
+	eachLong(t, oneWorker(), map[string]story{
+		"staged": {machineapi.ApplyConfigurationRequest_STAGED, func(l *Lab) {
+			l.talosctl("wk1", func(ctx context.Context, c *client.Client) error { return c.Reboot(ctx) })
+			time.Sleep(2 * time.Minute)
+		}},
+		"tried": {machineapi.ApplyConfigurationRequest_TRY, func(*Lab) { time.Sleep(2 * time.Minute) }},
+	}, func(t *testing.T, lab *Lab, c story) {
+		config := lab.configOf("wk1")
+		edited := bytes.Replace(config, []byte("certSANs: []"), []byte("certSANs: [192.0.2.1]"), 1)
+		mustBe(t, !bytes.Equal(edited, config), "nothing is changed")
+		lab.talosctl("wk1", func(ctx context.Context, cl *client.Client) error {
+			// A machine that has just booted shows no stored configuration, so no trial either.
+			_, err := cl.ApplyConfiguration(ctx, &machineapi.ApplyConfigurationRequest{Data: config, Mode: machineapi.ApplyConfigurationRequest_NO_REBOOT})
+			if err == nil {
+				_, err = cl.ApplyConfiguration(ctx, &machineapi.ApplyConfigurationRequest{Data: edited, Mode: c.mode})
+			}
+			return err
+		})
+		requireRefused(t, lab.Client().upgradeKubernetes(t.Context()), "wk1: it has a configuration that is staged or tried")
+		c.over(lab)
+		lab.mustUpgradeKubernetes()
+	})
+}
+
+// TestUpgradeKubernetesWaitsForWhatIsDown: even if every image is as wanted, a component has to run.
+func TestUpgradeKubernetesWaitsForWhatIsDown(t *testing.T) {
+	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		const image, plain, verbose = "registry.k8s.io/kube-scheduler:v1.35.4", "    scheduler:\n", "    scheduler:\n        extraArgs:\n            v: \"3\"\n"
+		lab.brokenImage("cp1", image, talosapi.Loops)
+		lab.editConfig("cp1", plain, verbose) // it restarts
+		time.Sleep(time.Minute)
+		rep, err := lab.Client().UpgradeKubernetes(t.Context(), labKubernetes, true)
+		mustBe(t, err == nil && len(rep.Plan.Nodes[0].Lacks) == 1 &&
+			strings.HasPrefix(rep.Plan.Nodes[0].Lacks[0], "kube-scheduler: its pod is not Ready"), "%+v, %v", rep.Plan, err)
+		requireError(t, errOf(lab.Client().UpgradeKubernetes(t.Context(), labKubernetes, false)), "upgrade-k8s/check: ",
+			"CrashLoopBackOff")
+		lab.brokenImage("cp1", image, talosapi.Sound)
+		lab.editConfig("cp1", verbose, plain)
+		time.Sleep(2 * time.Minute)
+		rep, err = lab.Client().UpgradeKubernetes(t.Context(), labKubernetes, false)
+		require(t, err == nil && rep.Outcome == "nothing to do", "%+v, %v", rep, err)
+	})
+}
+
+// TestUpgradeKubernetesNeedsEveryControlPlane: a member of etcd without a Node object is not skipped.
+func TestUpgradeKubernetesNeedsEveryControlPlane(t *testing.T) {
+	inLab(t, sim.Options{ControlPlanes: 3}, func(t *testing.T, lab *Lab) {
+		lab.Replace("recast.yaml", fmt.Sprintf("  - {name: cp3, schematic: %s, vmid: %d}\n", lab.node("cp3").Schematic, lab.node("cp3").VMID), "")
+		without(store.Nodes(), "", "cp3")(lab)
+		requireRefused(t, lab.Client().upgradeKubernetes(t.Context()), "etcd member cp3: its machine is no control plane that Kubernetes shows")
 	})
 }

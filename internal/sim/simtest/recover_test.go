@@ -4,21 +4,27 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/claim"
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/cluster/prune"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/pve"
+	"github.com/recast-sh/recast/internal/registry"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/world"
+	"github.com/recast-sh/recast/internal/step"
+	"github.com/recast-sh/recast/pipeline"
 )
 
 // machinesDump is settledDump of only the lab's own machines and their Nodes, without parking VMs, ISOs and the like.
 func (l *Lab) machinesDump() string {
-	l.t.Helper()
 	dump, ours := "", false
 	for line := range strings.Lines(l.settledDump()) {
 		if !strings.HasPrefix(line, "  ") {
@@ -33,7 +39,6 @@ func (l *Lab) machinesDump() string {
 	return dump
 }
 
-// recovery is one node's replacement that is cancelled at some moment.
 type recovery struct {
 	strategy cluster.Strategy
 	node     string
@@ -81,8 +86,7 @@ func (r recovery) lab(t *testing.T) *Lab {
 		o = sim.Options{ControlPlanes: 3, Workers: 1, EtcdOnData: r.onData}
 	}
 	lab := New(t, o)
-	strategy(r.strategy)(lab)
-	lab.Patch(everywhere)
+	lab.patch(everywhere, "strategy: "+string(r.strategy))
 	if r.node == "wk1" {
 		lab.World.AddHA(world.HAResource{SID: "vm:9031", State: "started", Options: map[string]string{"max_restart": "3", "comment": "wk1 of the lab"}})
 		lab.allow("HA", "Sys.Console")
@@ -90,8 +94,7 @@ func (r recovery) lab(t *testing.T) *Lab {
 	return lab
 }
 
-// TestRecover cancels a replacement at every moment: the node runs its old system, with
-// all its disks, settings and options, and nothing is left.
+// TestRecover: wherever a replacement is cancelled, the node runs its old system, with all that it had.
 func TestRecover(t *testing.T) {
 	long(t)
 	for _, r := range chosenKills(t, recoveries(), 1, func(r recovery) bool { return r.always }) {
@@ -112,17 +115,14 @@ func TestRecover(t *testing.T) {
 	}
 }
 
-// requireRecovered compares the machines with those before the roll.
 func (l *Lab) requireRecovered(before string) {
-	l.t.Helper()
 	l.RequireIntact()
 	requireSame(l.t, before, l.machinesDump(), "the machines are not as they were")
 	l.requireKept(0)
 	l.requireEtcd()
 }
 
-// TestRecoverKilled kills recover too, and the next command finishes it: another recover
-// leaves the node as it was, a roll then rolls it again.
+// TestRecoverKilled kills recover too: another recover leaves the node as it was, a roll rolls it again.
 func TestRecoverKilled(t *testing.T) {
 	long(t)
 	atStart := recovery{strategy: cluster.Recreate, node: "wk1", at: before("bring-up/start")}
@@ -190,16 +190,16 @@ func TestRecoverKilledAnywhere(t *testing.T) {
 	} {
 		t.Run(r.String(), func(t *testing.T) {
 			t.Parallel()
-			killGrid[halfRolled]{
-				begin: func(t *testing.T) halfRolled {
+			killGrid[changed]{
+				begin: func(t *testing.T) changed {
 					lab := r.lab(t)
 					dump := lab.machinesDump()
 					lab.Client().rollKilled(r.at, policyFor(r.node))
-					return halfRolled{lab, dump}
+					return changed{lab, dump}
 				},
 				do: func(ctx context.Context, c *Client) error { return c.giveUp(r.node)(ctx) }, journal: true,
 				choose: func(t *testing.T, points []point) []point { return chosenKills(t, points, 2, nil) },
-				goOn: func(t *testing.T, lab halfRolled, _ point) bool {
+				goOn: func(t *testing.T, lab changed, _ point) bool {
 					if !r.journal {
 						lab.loseJournal()
 					}
@@ -210,28 +210,27 @@ func TestRecoverKilledAnywhere(t *testing.T) {
 					}
 					return false
 				},
-				end: func(t *testing.T, lab halfRolled) string { lab.requireRecovered(lab.before); return "" },
+				end: func(t *testing.T, lab changed) string { lab.requireRecovered(lab.before); return "" },
 			}.killEverywhere(t)
 		})
 	}
 }
 
-// halfRolled is a lab with a replacement that was killed.
-type halfRolled struct {
+// changed is a lab, and what is to be as before.
+type changed struct {
 	*Lab
-	before string // its machinesDump
+	before string
 }
 
 // TestRecoverRefused: if nothing can be cancelled, the error says what to do instead.
 func TestRecoverRefused(t *testing.T) {
-	long(t)
 	type story struct {
 		o          sim.Options
 		node       string
 		begin      func(lab *Lab)
 		text, hint string
 	}
-	eachIn(t, func(c story) sim.Options { return c.o }, map[string]story{
+	eachLongIn(t, func(c story) sim.Options { return c.o }, map[string]story{
 		"a finished roll": {
 			oneWorker(), "wk1", func(lab *Lab) { lab.Client().mustRoll(planning.Policy{}) },
 			"node wk1: no replacement of it is unfinished", "recast undo wk1",
@@ -266,7 +265,6 @@ func (c *Client) goBack(nodes ...string) func(context.Context) error {
 }
 
 func (l *Lab) builds() string {
-	l.t.Helper()
 	of := func(n sim.Node) string { return n.Name + " " + l.machine(n.Name).Schematic.LockHash() }
 	return strings.Join(ofEach(l.Nodes, of), "\n")
 }
@@ -292,8 +290,7 @@ func TestRollback(t *testing.T) {
 		must(t, lab.as(firstRun).roll(policyFor(c.node))(t.Context()))
 		rolled := lab.builds()
 
-		rep := valueOf(lab.as(secondRun).Rollback(t.Context(), policyFor(c.node)))(t)
-		n := rep.Plan.Nodes
+		n := valueOf(lab.as(secondRun).Rollback(t.Context(), policyFor(c.node)))(t).Plan.Nodes
 		require(t, len(n) == 1 && n[0].Strategy == cluster.Rollback && strings.Contains(n[0].Why, "boots the system disk that run "+firstRun+" replaced: Talos v1.13.9"),
 			"plan %+v", n)
 		requireSame(t, old, lab.builds(), "builds after the rollback")
@@ -364,10 +361,8 @@ func TestRollbackKilled(t *testing.T) {
 	}
 }
 
-// TestRollbackRefused: rollbacks that the old system would not survive, or not as the same
-// machine, are refused before anything is touched.
+// TestRollbackRefused: what the old system would not survive, or not as the same machine, is refused before.
 func TestRollbackRefused(t *testing.T) {
-	long(t)
 	kept := func(node string, change func(*parking.KeptDisk)) edit { // its last kept disk, in the record
 		return func(l *Lab) { l.editRecord(node, func(rec *parking.Record) { change(&rec.Kept[len(rec.Kept)-1]) }) }
 	}
@@ -377,7 +372,7 @@ func TestRollbackRefused(t *testing.T) {
 		spoil edit
 		text  string
 	}
-	eachIn(t, func(c story) sim.Options { return c.o }, map[string]story{
+	eachLongIn(t, func(c story) sim.Options { return c.o }, map[string]story{
 		"the machine configuration has changed": {
 			oneWorker(), "wk1", func(lab *Lab) { lab.relabel("wk1") },
 			"wk1: its machine configuration has changed since: put the previous lock back, with what it is of",
@@ -428,5 +423,384 @@ func TestUndoMeansTheRunThatStartedLast(t *testing.T) {
 		}
 		n := valueOf(c.Undo(t.Context(), planning.Policy{}, planning.Undone{Run: run}))(t).Plan.Work()
 		require(t, len(n) == 1 && n[0].Node == "wk2", "undone: %+v", n)
+	})
+}
+
+// prune is recast prune --yes.
+func (c *Client) prune(ctx context.Context, o pipeline.PruneOptions) (pipeline.PruneReport, error) {
+	if o.Confirm == nil {
+		o.Confirm = func(pipeline.PruneReport) (bool, error) { return true, nil }
+	}
+	o.Holder, o.Dead = claim.Holder{Host: "test", Boot: "b", PID: c.pid, Start: "s"}, c.lab.isKilled
+	return connected(ctx, c, func(s *session) (pipeline.PruneReport, error) {
+		if o.Only == pipeline.PruneMirror {
+			o.Mirror = s.images.Registry.(*registry.Client)
+		}
+		px := s.machines.Proxmox.(*pve.Client)
+		return pipeline.Prune(ctx, s.project, px, px, &step.Runner{Emit: c.emit}, o)
+	})
+}
+
+// pruneDisks is recast prune --only disks --yes; keep < 0: as in roll.keepDisks. confirm
+// sees what a person would be asked about; it may be nil.
+func (c *Client) pruneDisks(ctx context.Context, keep int, confirm func(pipeline.PruneReport)) (pipeline.PruneReport, error) {
+	o := pipeline.PruneOptions{Only: pipeline.PruneDisks}
+	if keep >= 0 {
+		o.KeepDisks = &keep
+	}
+	if confirm != nil {
+		o.Confirm = func(rep pipeline.PruneReport) (bool, error) { confirm(rep); return true, nil }
+	}
+	return c.prune(ctx, o)
+}
+
+// parkOld makes the parking VM of a node with an old system disk of each of the runs, as finished rolls would leave it.
+func (l *Lab) parkOld(id int, node string, runs ...string) {
+	l.DefineVM(id, map[string]string{"name": "recast-parking-" + node, "memory": "16", "protection": "1", "onboot": "0"})
+	rec := parking.Record{Cluster: sim.ClusterName, Node: node, Run: runs[len(runs)-1], VMID: 9031, UUID: "11111111-1111-4111-8111-111111111111", VMName: node}
+	for i, run := range runs {
+		key := "scsi" + strconv.Itoa(30-i)
+		l.EditVM(id, key, sim.DiskStorage+":1,backup=0,serial="+run)
+		_, options, _ := strings.Cut(l.vmConfig(id)[key], ",")
+		kept := slices.DeleteFunc(strings.Split(options, ","), func(o string) bool { return o == "backup=0" })
+		rec.Kept = append(rec.Kept, parking.KeptDisk{Key: key, Run: run, Slot: "scsi0", Options: strings.Join(kept, ","), Talos: "v1.13.9"})
+	}
+	l.EditVM(id, "description", valueOf(rec.Description())(l.t))
+}
+
+func (l *Lab) vmConfig(id int) map[string]string {
+	return l.vmWith(func(vm world.VM) bool { return vm.ID == id }).Config
+}
+
+func (l *Lab) diskVolumes() []string {
+	all := valueOf(l.World.Volumes(sim.DiskStorage, "pve1"))(l.t)
+	volids := ofEach(all, func(v world.VolumeInfo) string { return v.Volid })
+	slices.Sort(volids)
+	return volids
+}
+
+func (l *Lab) parkingOf(node string) int {
+	return l.vmWith(func(vm world.VM) bool { return vm.Config["name"] == "recast-parking-"+node }).ID
+}
+
+// TestCrashPrune kills a prune at each change, of the disks of a configured node and of another one.
+func TestCrashPrune(t *testing.T) {
+	long(t)
+	t.Parallel()
+	o := oneWorker()
+	killGrid[*Lab]{
+		begin: func(t *testing.T) *Lab {
+			lab := New(t, o)
+			lab.parkOld(9040, "wk1", firstRun, secondRun)
+			lab.parkOld(9041, "wk9", firstRun)
+			if o.Talos == nil { // the undisturbed world comes first
+				o.Talos = lab.Talos
+			}
+			return lab
+		},
+		do: func(ctx context.Context, c *Client) error { return errOf(c.pruneDisks(ctx, -1, nil)) }, journal: true,
+		choose: func(t *testing.T, points []point) []point {
+			// Claim, for each of two disks: lift, free, record; lift, delete; claim.
+			mustBe(t, len(points) >= 8, "an undisturbed prune makes only the changes %q", points)
+			return everyPoint(t, points)
+		},
+		end: func(t *testing.T, lab *Lab) string {
+			requireNoClaim(t, lab)
+			lab.requireKept(1)
+			lab.RequireIntact()
+			require(t, lab.parkingOf("wk9") == 0 && lab.vmConfig(9040)["protection"] == "1",
+				"parking VM of wk9: %d; that of wk1: %v", lab.parkingOf("wk9"), lab.vmConfig(9040))
+			return lab.settledDump()
+		},
+	}.killEverywhere(t)
+}
+
+// TestPruneLooksAgain: any change between the question and the answer stops it; only what was shown is freed.
+func TestPruneLooksAgain(t *testing.T) {
+	const parkingID = 9040
+	type story struct {
+		edit edit
+		text string
+	}
+	eachLong(t, oneWorker(), map[string]story{
+		"another volume under the key": {func(lab *Lab) {
+			lab.EditVM(parkingID, "protection", "0")
+			lab.EditVM(parkingID, "scsi30", sim.DiskStorage+":1,backup=0,serial="+firstRun)
+		}, "as shown: it is not freed"},
+		"another VM names it": {func(l *Lab) { l.thief(parkingID) }, `VM 9050 "thief" on pve1 refers to it as well: it stays`},
+		"no quorum":           {func(l *Lab) { l.World.SetQuorum(false) }, ""},
+	}, func(t *testing.T, lab *Lab, tc story) {
+		lab.parkOld(parkingID, "wk1", firstRun, secondRun)
+		var before []string
+		rep, err := lab.Client().pruneDisks(t.Context(), 1, func(pipeline.PruneReport) {
+			tc.edit(lab)
+			before = lab.diskVolumes()
+		})
+		lab.World.SetQuorum(true)
+		requireError(t, err, tc.text)
+		require(t, len(rep.GoingDisks()) == 1 && !rep.GoingDisks()[0].Removed, "report %+v", rep)
+		requireSame(t, before, lab.diskVolumes(), "volumes changed")
+	})
+}
+
+// TestPruneLeavesTheUnknown: a drive that is in no record keeps its parking VM, and so does an unnamed volume.
+func TestPruneLeavesTheUnknown(t *testing.T) {
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		lab.parkOld(9040, "wk1", firstRun)
+		lab.EditVM(9040, "scsi3", sim.DiskStorage+":1,serial=mine")
+		lab.parkOld(9041, "wk9", firstRun)
+		lost := valueOf(lab.World.AllocDisk("", "pve1", world.AllocRequest{Storage: sim.DiskStorage, VMID: 9041, Name: "vm-9041-disk-7.raw", Bytes: 1 << 30}))(t)
+		rep := valueOf(lab.Client().pruneDisks(t.Context(), 0, nil))(t)
+		why := ofEach(rep.VMs, func(v prune.ParkingVerdict) string { return strings.Join(v.Keep, "; ") })
+		want := []string{
+			"scsi3 (" + volidOf(lab, 9040, "scsi3") + ") is in no record of recast: not ours, look at it",
+			lost + " carries its number and no configuration names it: look at it (qm disk rescan --vmid 9041)",
+		}
+		requireSame(t, want, why, "why the parking VMs stay (-want +got)")
+		for id, stays := range map[int]string{9040: "scsi3", 9041: "protection"} {
+			config := lab.vmConfig(id)
+			require(t, config["scsi30"] == "" && config[stays] != "", "VM %d has %v", id, config)
+		}
+		require(t, slices.Contains(lab.diskVolumes(), lost), "%s is gone", lost)
+	})
+}
+
+func (l *Lab) thief(park int) {
+	l.DefineVM(9050, map[string]string{"name": "thief", "memory": "512"})
+	l.EditVM(9050, "scsi0", volidOf(l, park, "scsi30"))
+}
+
+func volidOf(lab *Lab, id int, key string) string {
+	volid, _, _ := strings.Cut(lab.vmConfig(id)[key], ",")
+	return volid
+}
+
+// TestAParkingVMThatCameLate: Proxmox makes the parking VM of a dead run after the next one has
+// rolled the node with another. Rolls ignore it, and prune deletes it.
+func TestAParkingVMThatCameLate(t *testing.T) {
+	inStaleLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		must(t, lab.Client().roll(onlyWorker)(t.Context()))
+		first := lab.parkingOf("wk1")
+		rec, _, err := parking.ReadRecord(cluster.VM{Config: lab.vmConfig(first)})
+		must(t, err)
+		late := parking.Record{
+			Cluster: rec.Cluster, Node: rec.Node, Run: "19991231-2359-dead", Parking: 9050, VMIDs: rec.VMIDs, Build: rec.Build, Strategy: cluster.Recreate,
+			VMID: rec.VMID, UUID: rec.UUID, VMName: rec.VMName, Addr: rec.Addr, Open: true, Stage: "blank",
+		}
+		lab.DefineVM(9050, map[string]string{
+			"name": "recast-parking-wk1", "memory": "16", "protection": "1", "onboot": "0",
+			"description": valueOf(late.Description())(t),
+		})
+
+		lab.patch(sim.CommonExtension, "strategy: reimage")
+		must(t, lab.second().roll(onlyWorker)(t.Context()))
+		for _, v := range valueOf(lab.second().pruneDisks(t.Context(), -1, nil))(t).VMs {
+			require(t, v.Removed == (v.VMID == 9050), "VM %d: removed %t, goes %q, keep %q", v.VMID, v.Removed, v.Goes, v.Keep)
+		}
+		require(t, lab.vmConfig(first) != nil && lab.vmConfig(9050) == nil, "the wrong parking VM was deleted")
+	})
+}
+
+// TestRetention: after repeated rolls one old system disk stays; the earlier ones are freed as the plan showed.
+func TestRetention(t *testing.T) {
+	eachLong(t, oneWorker(), newDisks, func(t *testing.T, lab *Lab, s cluster.Strategy) {
+		strategy(s)(lab)
+		volumes, before := len(lab.diskVolumes()), ""
+		for i, run := range []string{firstRun, secondRun, thirdRun} {
+			lab.Patch(everywhere)
+			c := lab.as(run)
+			frees := lab.planOf(c, "wk1", onlyWorker).Frees
+			requireSame(t, frees, c.mustRoll(onlyWorker).Plan.Nodes[0].Frees, "the plan shows other disks than the roll frees")
+			require(t, i == 0 && len(frees) == 0 || i > 0 && len(frees) == 1 && frees[0].Run == before,
+				"roll %d frees %v", i+1, frees)
+			before = run
+			lab.requireKept(1)
+			now := lab.diskVolumes()
+			require(t, len(now) == volumes+1, "before the first roll there were %d volumes, after roll %d %q", volumes, i+1, now)
+			lab.RequireIntact()
+		}
+		park := lab.parkingOf("wk1")
+		require(t, lab.vmConfig(park)["protection"] == "1", "the parking VM is not protected: %v", lab.vmConfig(park))
+
+		// By default prune frees nothing; on request, everything.
+		rep, err := lab.Client().pruneDisks(t.Context(), -1, func(pipeline.PruneReport) { t.Error("it asks, though nothing goes") })
+		require(t, err == nil && len(rep.Disks) == 1 && len(rep.Disks[0].Keep) == 1 && rep.Disks[0].Run == thirdRun &&
+			len(rep.VMs) == 1 && len(rep.VMs[0].Keep) != 0, "prune: %+v, %v", rep, err)
+		rep = valueOf(lab.Client().pruneDisks(t.Context(), 0, nil))(t)
+		require(t, len(rep.Disks) == 1 && rep.Disks[0].Removed && rep.Disks[0].SizeBytes != 0 && len(rep.VMs) == 1 && rep.VMs[0].Removed,
+			"prune --keep-disks 0: %+v", rep)
+		lab.requireKept(0)
+		requireNoClaim(t, lab)
+		park = lab.parkingOf("wk1")
+		require(t, park == 0 && len(lab.diskVolumes()) == volumes, "parking VM %d, volumes %q", park, lab.diskVolumes())
+		requireRefused(t, lab.Client().goBack("wk1")(t.Context()), "no earlier system disk of it is parked")
+	})
+}
+
+// TestRetentionCannotFree: that a superseded disk can't be freed fails no roll. The disk stays, and prune says why.
+func TestRetentionCannotFree(t *testing.T) {
+	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		lab.Patch(everywhere)
+		must(t, lab.as(firstRun).roll(onlyWorker)(t.Context()))
+		lab.Patch(everywhere)
+		c := lab.as(secondRun)
+		var notes []string
+		c.Emit = func(e step.Event) {
+			switch {
+			case strings.HasSuffix(e.Path, "finish/keep") && e.Status == step.Done:
+				lab.thief(lab.parkingOf("wk1"))
+			case strings.HasSuffix(e.Path, "free-scsi30") && e.Status == step.Note:
+				notes = append(notes, e.Text)
+			}
+		}
+		rep := c.mustRoll(onlyWorker)
+		mustBe(t, rep.Outcome == "done", "outcome %s", rep.Outcome)
+		requireSays(t, strings.Join(notes, "; "), `VM 9050 "thief" on pve1 refers to it as well: it stays`,
+			"recast prune can free it")
+		requireDrift(t, lab, lab.others("wk1")...)
+		lab.requireKept(2)
+		require(t, lab.vmConfig(lab.parkingOf("wk1"))["protection"] == "1", "the parking VM is not protected")
+		pruned := valueOf(lab.Client().pruneDisks(t.Context(), -1, nil))(t)
+		require(t, len(pruned.Disks) == 2 && strings.Contains(strings.Join(pruned.Disks[0].Keep, ""), "thief"),
+			"prune: %+v", pruned.Disks)
+		lab.configure(world.ChangeRequest{ID: 9050, Delete: []string{"scsi0"}})
+		must(t, errOf(lab.Client().pruneDisks(t.Context(), -1, nil)))
+		lab.requireKept(1)
+	})
+}
+
+// TestCrashRetention kills a roll from the closing of its record on: the next one frees what it was about to free.
+func TestCrashRetention(t *testing.T) {
+	long(t)
+	t.Parallel()
+	o := oneWorker()
+	killGrid[*Lab]{
+		begin: func(t *testing.T) *Lab {
+			lab := New(t, o)
+			if o.Talos == nil { // the undisturbed world comes first
+				o.Talos = lab.Talos
+			}
+			lab.Patch(everywhere)
+			must(t, lab.as(firstRun).roll(onlyWorker)(t.Context()))
+			lab.Patch(everywhere)
+			return lab
+		},
+		do: rollsAs(secondRun, onlyWorker),
+		choose: func(t *testing.T, points []point) []point {
+			first := 0
+			for i, p := range points { // the worker that frees a disk is the last one of its kind
+				if strings.Contains(p.name, "POST") && strings.HasSuffix(p.name, "/config") {
+					first = i
+				}
+			}
+			mustBe(t, first >= 2, "an undisturbed roll frees nothing: %q", points)
+			freed := points[first]
+			last := points[first-2:] // before, the record is closed and the protection lifted
+			return chosenKills(t, last, 1, func(p point) bool { return p.at == freed.at || p.at == freed.at+1 })
+		},
+		then: rollsAs(thirdRun, onlyWorker), // nodes with nothing to do are left alone, so this is no third roll
+		end: func(t *testing.T, lab *Lab) string {
+			requireDrift(t, lab, lab.others("wk1")...)
+			lab.requireKept(1)
+			requireNoClaim(t, lab)
+			lab.RequireIntact()
+			return lab.settledDump()
+		},
+	}.killEverywhere(t)
+}
+
+// TestParkingVMWithOtherNotes: a parking VM whose Notes a person has edited is known by its name. Its node gets no
+// second one; the line that the plan prints lets it have one, and once the Notes are back, both are recast's.
+func TestParkingVMWithOtherNotes(t *testing.T) {
+	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		strategy(cluster.Recreate)(lab)
+		roll := func() error {
+			lab.Patch(everywhere)
+			return lab.Client().roll(onlyWorker)(t.Context())
+		}
+		must(t, roll())
+		first := lab.parkingOf("wk1")
+		notes := lab.vmConfig(first)["description"]
+		lab.configure(world.ChangeRequest{ID: first, Set: map[string]string{"description": "do not touch"}})
+
+		lab.Patch(everywhere)
+		n := planOf(t, lab, "wk1")
+		const command = "qm set 9002 --name kept-wk1"
+		requireSays(t, strings.Join(n.Refused, "\n"), "was its parking VM, and its Notes", command)
+		must(t, errOf(lab.Shell("pve1").Run(strings.Fields(command))))
+		must(t, lab.Client().roll(onlyWorker)(t.Context()))
+		lab.RequireIntact()
+
+		lab.configure(world.ChangeRequest{ID: first, Set: map[string]string{"description": notes, "name": "recast-parking-wk1"}})
+		requireDrift(t, lab, "cp1")
+		must(t, roll())
+		requireDrift(t, lab, "cp1")
+	})
+}
+
+// TestParkingVMWithADamagedRecord: what a person writes behind the record does no harm; a record that can't be read keeps
+// its own node from being changed, and no other.
+func TestParkingVMWithADamagedRecord(t *testing.T) {
+	inLongLab(t, sim.Options{ControlPlanes: 1, Workers: 2}, func(t *testing.T, lab *Lab) {
+		lab.patch(everywhere, "strategy: recreate")
+		must(t, lab.Client().roll(onlyWorker)(t.Context()))
+		park := lab.parkingOf("wk1")
+		notes := lab.vmConfig(park)["description"]
+		write := func(text string) {
+			lab.configure(world.ChangeRequest{ID: park, Set: map[string]string{"description": text}})
+		}
+		write(notes + " (do not touch, Bob)")
+		requireDrift(t, lab, "cp1", "wk2")
+		lab.Patch(sim.PatchedExtension)
+		write(strings.Replace(notes, `"node":"wk1"`, `"node":wk1`, 1))
+		for node, refused := range map[string]bool{"wk1": true, "wk2": false} {
+			n := planOf(t, lab, node)
+			got := strings.Contains(strings.Join(n.Refused, "\n"), "was its parking VM, and its Notes")
+			require(t, got == refused, "%s: refused %q", node, n.Refused)
+		}
+		must(t, lab.Client().roll(policyFor("wk2"))(t.Context()))
+		write(notes)
+		must(t, lab.Client().roll(onlyWorker)(t.Context()))
+	})
+}
+
+// TestUndoWithTwinParkingVMs: the second parking VM counts the node's disks anew; the last one is still the last.
+func TestUndoWithTwinParkingVMs(t *testing.T) {
+	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		strategy(cluster.Recreate)(lab)
+		roll := func() {
+			lab.Patch(everywhere)
+			must(t, lab.Client().roll(onlyWorker)(t.Context()))
+		}
+		roll()
+		roll()
+		first := lab.parkingOf("wk1")
+		notes := lab.vmConfig(first)["description"]
+		lab.configure(world.ChangeRequest{ID: first, Set: map[string]string{"description": "do not touch", "name": "kept-wk1"}})
+		roll()
+		twin := lab.parkingOf("wk1")
+		lab.configure(world.ChangeRequest{ID: first, Set: map[string]string{"description": notes, "name": "recast-parking-wk1"}})
+		n := valueOf(lab.Client().Undo(t.Context(), onlyWorker, planning.Undone{}))(t).Plan.Work()[0]
+		require(t, twin != first && n.Restore != nil && int(n.Found.Parking.VM.ID) == twin,
+			"it boots %+v of VM %d, not of VM %d: %s", n.Restore, n.Found.Parking.VM.ID, twin, n.Why)
+	})
+}
+
+// TestParkingVMThatAPersonEdits: no other setting of a parking VM keeps its node from being rolled.
+func TestParkingVMThatAPersonEdits(t *testing.T) {
+	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		lab.patch(everywhere, "strategy: recreate")
+		must(t, lab.Client().roll(onlyWorker)(t.Context()))
+		park := lab.parkingOf("wk1")
+		for key, value := range map[string]string{
+			"name": "mine", "tags": "keep", "protection": "0", "memory": "512", "onboot": "1", "net0": "virtio,bridge=vmbr0", "ide2": "none,media=cdrom",
+		} {
+			lab.EditVM(park, key, value)
+			lab.Patch(everywhere)
+			err := lab.Client().roll(onlyWorker)(t.Context())
+			mustBe(t, err == nil, "%s=%s: %v", key, value, err)
+			lab.RequireIntact()
+		}
+		requireDrift(t, lab, "cp1")
 	})
 }

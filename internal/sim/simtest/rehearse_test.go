@@ -3,11 +3,16 @@ package simtest
 import (
 	"context"
 	"fmt"
+	"maps"
+	"path"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
+
+	"github.com/siderolabs/talos/pkg/machinery/client"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/planning"
@@ -33,25 +38,18 @@ func (l *Lab) rehearsing() *Client {
 
 // rehearse rolls after a rehearsal, and returns the calls that made its first scratch VM, too.
 func (l *Lab) rehearse(p planning.Policy) (pipeline.Report, []record.Call) {
-	l.t.Helper()
 	from := len(l.Recorder.Calls())
 	rep := l.rehearsing().mustRoll(p)
 	return rep, l.sent(from, func(c record.Call) bool { return c.Params["name"] == planning.ScratchName(scratchVM) })
 }
 
 func (l *Lab) scratches() []string {
-	var out []string
-	for _, vm := range l.World.VMs() {
-		if strings.HasPrefix(vm.Config["name"], "recast-rehearse-") {
-			out = append(out, vm.Config["name"])
-		}
-	}
-	return out
+	return some(l.World.VMs(), func(vm world.VM) (string, bool) {
+		return vm.Config["name"], strings.HasPrefix(vm.Config["name"], "recast-rehearse-")
+	})
 }
 
-// requireUntouched fails if anything of a rehearsal is left or a node was changed.
 func (l *Lab) requireUntouched(before int) {
-	l.t.Helper()
 	for _, call := range withoutPulls(changesOfNodes(l.Recorder.Calls()[before:])) {
 		require(l.t, strings.Contains(call, "/qemu/"+strconv.Itoa(scratchVM)) ||
 			strings.Contains(call, "/qemu/"+strconv.Itoa(scratchVM-1)) || strings.HasSuffix(call, "/qemu"), "%s was sent", call)
@@ -60,13 +58,11 @@ func (l *Lab) requireUntouched(before int) {
 }
 
 func (l *Lab) requireNoScratch() {
-	l.t.Helper()
 	requireNone(l.t, l.scratches(), "left")
 	requireNone(l.t, l.strays(), "volumes that no configuration names")
 	requireNoClaim(l.t.(*testing.T), l)
 }
 
-// rehearsedBy are the two ways in which a new machine boots.
 var rehearsedBy = map[string]string{"by ISO": cluster.BootFromISO, "by disk": cluster.BootFromDisk}
 
 // TestRehearse tests one image on two hosts, at the same time, before any node is taken down.
@@ -140,13 +136,12 @@ func TestRehearseFirmware(t *testing.T) {
 
 // TestRehearsalFails: no node is touched, and nothing of the rehearsal is left.
 func TestRehearsalFails(t *testing.T) {
-	long(t)
 	type story struct {
 		bring func(*testing.T, *Lab)
 		kind  fault.Kind
 		want  string // in the error
 	}
-	eachInLab(t, oneWorker(), map[string]story{
+	eachLong(t, oneWorker(), map[string]story{
 		"the bytes are another ISO's": {func(t *testing.T, l *Lab) {
 			must(t, l.Client().Publish(t.Context()))
 			l.SwapISOs()
@@ -194,8 +189,7 @@ func TestRehearsalFails(t *testing.T) {
 	})
 }
 
-// TestRehearsalKilled kills a roll at points of its rehearsal: the next one, without a
-// rehearsal, removes its leftovers.
+// TestRehearsalKilled kills a roll at points of its rehearsal: the next one, without one, removes its leftovers.
 func TestRehearsalKilled(t *testing.T) {
 	long(t)
 	for name, boot := range rehearsedBy {
@@ -220,10 +214,7 @@ func TestRehearsalKilled(t *testing.T) {
 				mustBe(t, first >= 0 && last >= first, "points %q", points)
 				return everyPoint(t, points[first:last+2])
 			},
-			goOn: func(t *testing.T, lab *Lab, _ point) bool {
-				must(t, lab.second().roll(policyFor("wk1"))(t.Context()))
-				return false
-			},
+			then: rollsAs(secondRun, policyFor("wk1")),
 			end: func(t *testing.T, lab *Lab) string {
 				lab.requireNoScratch()
 				lab.RequireIntact()
@@ -233,10 +224,8 @@ func TestRehearsalKilled(t *testing.T) {
 	}
 }
 
-// TestCtrlCInARehearsal: after one Ctrl-C or two, its VM is removed and no node is
-// touched, whatever else Proxmox does for us meanwhile.
+// TestCtrlCInARehearsal: its VM is removed and no node is touched, whatever else Proxmox does for us meanwhile.
 func TestCtrlCInARehearsal(t *testing.T) {
-	long(t)
 	calls := map[string]string{
 		"import": "/nodes/pve1/qemu", "start": "/9099/status/start", "seen": "/9099/agent/network-get-interfaces",
 	}
@@ -244,7 +233,7 @@ func TestCtrlCInARehearsal(t *testing.T) {
 		at    string
 		twice bool
 	}
-	eachInLab(t, oneWorker(), storiesOf(
+	eachLong(t, oneWorker(), storiesOf(
 		story{"import", false}, story{"import", true}, story{"start", false}, story{"start", true},
 		story{"seen", false}, story{"seen", true},
 	), func(t *testing.T, lab *Lab, s story) {
@@ -281,8 +270,7 @@ func TestCtrlCInARehearsal(t *testing.T) {
 	})
 }
 
-// TestRehearseBoth: where one node boots a prepared disk and another one the ISO, both are tried out on
-// their host, each with what it boots alone.
+// TestRehearseBoth: a node boots a prepared disk and another one the ISO: both are tried out on their host.
 func TestRehearseBoth(t *testing.T) {
 	inLongLab(t, sim.Options{Workers: 2}, func(t *testing.T, lab *Lab) {
 		lab.BootsDisks("auto")
@@ -290,12 +278,11 @@ func TestRehearseBoth(t *testing.T) {
 		whileOff(remove("bios"), discard("efidisk0"))(lab) // wk1
 		lab.Patch(everywhere)
 		rep, all := lab.rehearse(policyFor("wk1", "wk2"))
-		var made []string
-		for _, call := range all {
-			if p := call.Params; p["ipconfig0"] != "" { // those that boot
-				made = append(made, fmt.Sprintf("%s, scsi0 %t, medium %t, %s", p["boot"], strings.Contains(p["scsi0"], ",import-from=local:import/"), strings.Contains(p["ide2"], ".iso"), p["ipconfig0"]))
-			}
-		}
+		made := some(all, func(call record.Call) (string, bool) {
+			p := call.Params
+			disk, medium := strings.Contains(p["scsi0"], ",import-from=local:import/"), strings.Contains(p["ide2"], ".iso")
+			return fmt.Sprintf("%s, scsi0 %t, medium %t, %s", p["boot"], disk, medium, p["ipconfig0"]), p["ipconfig0"] != "" // it boots
+		})
 		slices.Sort(made)
 		requireSame(t, []string{
 			"order=ide2, scsi0 false, medium true, ip=127.42.7.251/24",
@@ -336,8 +323,7 @@ func TestRehearsalOfADiskLost(t *testing.T) {
 		lost := lab.loseEvery(k)
 		rep, err := lab.rehearsing().Roll(t.Context(), onlyWorker)
 		lab.Recorder.Hooks(nil, nil)
-		mustBe(t, err == nil && len(rep.Rehearsed) == 1 && lost.Load() >= 3,
-			"report %+v, %d answers lost, error %v", rep, lost.Load(), err)
+		mustBe(t, err == nil && len(rep.Rehearsed) == 1 && lost.Load() >= 3, "%+v, %d lost, %v", rep, lost.Load(), err)
 		lab.requireNoScratch()
 	})
 }
@@ -355,8 +341,7 @@ func TestRehearsalOfADiskLate(t *testing.T) {
 		"then a start": {toVM("POST", "/qemu/9099/status/start"), 0},
 	}, func(t *testing.T, lab *Lab, s story) {
 		lab.BootsDisks("disk")
-		lab.setRoll("rehearse: {enabled: true}")
-		lab.Patch(everywhere)
+		lab.patch(everywhere, "rehearse: {enabled: true}")
 		x := lab.rollKilledBy(makes, onlyWorker)
 		x.deliverBefore(s.then, 0)
 		must(t, lab.second().roll(onlyWorker)(t.Context()))
@@ -369,7 +354,6 @@ func TestRehearsalOfADiskLate(t *testing.T) {
 	})
 }
 
-// leaveScratch kills a roll whose scratch VM was just started.
 func (l *Lab) leaveScratch(t *testing.T) {
 	l.Patch(sim.PatchedExtension)
 	c := l.rehearsing()
@@ -378,8 +362,7 @@ func (l *Lab) leaveScratch(t *testing.T) {
 	mustBe(t, len(left) == 1, "left: %q", left)
 }
 
-// TestPruneScratchVMs: a killed run's scratch VMs are removed even if there is nothing to
-// roll; until then doctor and plan report them.
+// TestPruneScratchVMs: a killed run's are removed even with nothing to roll; until then doctor and plan report them.
 func TestPruneScratchVMs(t *testing.T) {
 	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.leaveScratch(t)
@@ -403,8 +386,7 @@ func TestPruneScratchVMs(t *testing.T) {
 	})
 }
 
-// TestAChangedScratchVMIsKept: a killed run's scratch VM is deleted neither by a roll nor by
-// prune once it has something that recast did not make, and both say why.
+// TestAChangedScratchVMIsKept once it has something that recast did not make: roll and prune say why.
 func TestAChangedScratchVMIsKept(t *testing.T) {
 	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.leaveScratch(t)
@@ -419,16 +401,14 @@ func TestAChangedScratchVMIsKept(t *testing.T) {
 	})
 }
 
-// TestPlanOfARehearsal: a plan lists the VMs to remove and to make, and a saved one is
-// rolled with the rehearsals that it lists, whatever has happened to those VMs.
+// TestPlanOfARehearsal: a saved plan is rolled with the rehearsals that it lists, whatever happened to its VMs.
 func TestPlanOfARehearsal(t *testing.T) {
 	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.leaveScratch(t)
 		must(t, lab.Client().Publish(t.Context()))
 		planner, only := lab.second(), onlyWorker
 		without := valueOf(planner.Plan(t.Context(), only))(t)
-		require(t, len(without.Trials) == 0 && len(without.Scratch) == 1,
-			"planned %v, to clear %v", without.Trials, without.Scratch)
+		require(t, len(without.Trials) == 0 && len(without.Scratch) == 1, "trials %v, %v", without.Trials, without.Scratch)
 		planner.Rehearse = new(true)
 		plan := valueOf(planner.Plan(t.Context(), only))(t)
 		seen := ofEach(plan.Scratch, func(s planning.LeftScratch) string { return fmt.Sprintf("%d %s", s.VMID, s.Host) })
@@ -440,8 +420,212 @@ func TestPlanOfARehearsal(t *testing.T) {
 		roller.Saved = lab.reread(plan)
 		must(t, errOf(lab.second().pruneDisks(t.Context(), -1, nil)))
 		rep := valueOf(roller.Roll(t.Context(), planning.Policy{}))(t)
-		require(t, len(rep.Rehearsed) == 1 && rep.Plan.ID == plan.ID,
-			"rehearsed %+v by plan %s of %s", rep.Rehearsed, rep.Plan.ID, plan.ID)
+		require(t, len(rep.Rehearsed) == 1 && rep.Plan.ID == plan.ID, "%+v by %s of %s", rep.Rehearsed, rep.Plan.ID, plan.ID)
 		lab.requireNoScratch()
+	})
+}
+
+// TestPrepared: the new system disk is made from the disk image while the node serves. Nothing is installed.
+func TestPrepared(t *testing.T) {
+	type story struct {
+		node, boot string
+		strategy   cluster.Strategy
+		options    sim.Options
+	}
+	eachIn(t, func(s story) sim.Options { return s.options }, map[string]story{
+		"recreate a worker":        {"wk1", "disk", cluster.Recreate, sim.Options{Workers: 1}},
+		"reimage a worker":         {"wk1", "auto", cluster.Reimage, sim.Options{Workers: 1}},
+		"a worker of a data VM":    {"wk1", "disk", cluster.Recreate, sim.Options{Workers: 1, Holder: true}},
+		"recreate a control plane": {"cp2", "disk", cluster.Recreate, sim.Options{ControlPlanes: 3}},
+		"virtio":                   {"wk1", "disk", cluster.Recreate, sim.Options{Workers: 1, DiskBus: "virtio"}},
+	}, func(t *testing.T, lab *Lab, s story) {
+		lab.BootsDisks(s.boot)
+		lab.patch(everywhere, "strategy: "+string(s.strategy))
+		before := lab.Disks()
+		var order []string
+		c := lab.Client().hears(func(e step.Event) {
+			if done := path.Base(e.Path); e.Status == step.Done && (done == "prepare-disk" || done == "drain") {
+				order = append(order, done)
+			}
+		})
+		n := c.mustRoll(policyFor(s.node)).Plan.Nodes[0]
+		requireSame(t, []string{"prepare-disk", "drain"}, order, "order (-want +got)")
+		require(t, n.Strategy == s.strategy && strings.HasSuffix(n.Prepared, ".qcow2"),
+			"planned: %s, %q", n.Strategy, n.Prepared)
+		for _, call := range lab.Recorder.Calls() {
+			for key, value := range call.Params {
+				require(t, !strings.Contains(value, ".iso,media=cdrom"), "%s %s: %s=%s", call.Method, call.Path, key, value)
+			}
+		}
+		_, there := lab.vmOf(s.node).Config["ide2"]
+		require(t, there, "its CD drive is gone")
+		lab.requireRolledFrom(t, before)
+		lab.requireKept(1)
+		require(t, lab.machine(s.node).FromImage && !lab.machine("cp1").FromImage, "not only %s is of an image", s.node)
+	})
+}
+
+// TestPreparedAnotherEntry: the EFI variables go on to name the boot entry of the system before, which
+// the new disk does not have. Nothing takes it for an upgrade that waits for a reboot, and the next
+// installer writes another, even if that has the same name.
+func TestPreparedAnotherEntry(t *testing.T) {
+	eachLong(t, sim.Options{Workers: 1, TalosVersion: talos12, NextTalos: sim.TalosVersion}, map[string]string{"of another version": "talos-v1.12.6.efi", "of the same version": "talos-v1.13.9~1.efi"}, func(t *testing.T, lab *Lab, gone string) {
+		now, runs := cluster.InPlace, 0
+		next := func() *Client { runs++; return lab.as(fmt.Sprintf("20000101-0000-%04x", runs)) }
+		lab.setRoll("strategy: " + string(now))
+		roll := func(strategy cluster.Strategy) planning.NodePlan {
+			lab.Replace("recast.yaml", "strategy: "+string(now), "strategy: "+string(strategy))
+			now = strategy
+			rep := next().mustRoll(onlyWorker)
+			requireDrift(t, lab, "cp1")
+			return rep.Plan.Nodes[0]
+		}
+		requireGone := func(when, want string) {
+			got := lab.kubeNode("wk1").Annotations["recast.dev/booted"]
+			require(t, want == "" && !strings.Contains(got, "gone") || want != "" && got == `{"gone":"`+want+`"}`,
+				"%s: %s", when, got)
+		}
+		lab.wantTalos(talos12, sim.TalosVersion)
+		if strings.Contains(gone, "v1.13.9") {
+			roll(cluster.InPlace)
+			lab.Patch(everywhere)
+			roll(cluster.InPlace)
+			requireGone("upgraded in place", "")
+			lab.Patch(everywhere)
+		}
+		lab.BootsDisks("disk")
+		n := roll(cluster.Recreate)
+		require(t, n.Prepared != "", "not prepared: %q", n.Notes)
+		requireGone("boots a prepared disk", gone)
+		lab.talosctl("wk1", func(ctx context.Context, c *client.Client) error { return c.Reboot(ctx) })
+		time.Sleep(5 * time.Minute)
+		requireDrift(t, lab, "cp1")
+		lab.Patch(everywhere)
+		roll(cluster.Recreate)
+		must(t, next().goBack("wk1")(t.Context())) // the entry that Talos says it ran is not that of the disk
+		requireGone("is back on its prepared disk", gone)
+		roll(cluster.InPlace)
+		requireGone("upgraded in place after that", "")
+	})
+}
+
+// measuredTimes are those of a real machined under emulation: maintenance mode 42 s after power on, a
+// reboot 38 s after its configuration, and the Node Ready 66 s later, 5 s of which are the kubelet's.
+func measuredTimes() talosapi.Times {
+	return talosapi.Times{
+		Firmware: 12 * time.Second, Boot: 30 * time.Second, Pull: 16 * time.Second, Copy: 16 * time.Second, Leave: 4 * time.Second, Services: 31 * time.Second,
+	}
+}
+
+// TestPreparedOutage: from the stop of its VM until it is healthy, such a node is away for 0.6 times as long at most.
+func TestPreparedOutage(t *testing.T) {
+	long(t)
+	away := func(t *testing.T, boot string) (away time.Duration) {
+		synctest.Test(t, func(t *testing.T) {
+			lab := New(t, sim.Options{Workers: 1, Times: measuredTimes()})
+			lab.BootsDisks(boot)
+			lab.Patch(sim.PatchedExtension)
+			var stopped time.Time
+			lab.Client().hears(func(e step.Event) {
+				switch {
+				case strings.HasSuffix(e.Path, "/take-down/stop") && e.Status == step.Started:
+					stopped = time.Now()
+				case strings.HasSuffix(e.Path, "/wait-healthy") && strings.Contains(e.Text, cluster.Settling) && away == 0:
+					away = time.Since(stopped)
+				}
+			}).mustRoll(onlyWorker)
+		})
+		return away
+	}
+	iso, disk := away(t, cluster.BootFromISO), away(t, cluster.BootFromDisk)
+	t.Logf("away for %s by the ISO, and for %s by a prepared disk: %.2f times", iso, disk, float64(disk)/float64(iso))
+	require(t, disk != 0 && float64(disk) <= 0.6*float64(iso), "%s by a prepared disk, %s by the ISO", disk, iso)
+}
+
+// TestPreparedKilled: whoever goes on, or cancels, ends as always, and prune frees every disk that was not used.
+func TestPreparedKilled(t *testing.T) {
+	long(t)
+	for _, s := range []cluster.Strategy{cluster.Recreate, cluster.Reimage} {
+		t.Run(string(s), killGrid[*Lab]{
+			begin: func(t *testing.T) *Lab {
+				lab := New(t, sim.Options{Workers: 1})
+				lab.BootsDisks("disk")
+				lab.patch(sim.PatchedExtension, "strategy: "+string(s))
+				return lab
+			},
+			do: rolls(policyFor("wk1")), choose: chosenPoints, journal: true,
+			goOn: func(t *testing.T, lab *Lab, at point) bool {
+				if at.at%3 == 0 {
+					if _, err := lab.Client().Recover(t.Context(), "wk1"); err == nil {
+						t.Attr("sum:put-back", "1")
+						lab.requireServing("wk1")
+					}
+				}
+				must(t, lab.second().roll(policyFor("wk1"))(t.Context()))
+				return false
+			},
+			end: func(t *testing.T, lab *Lab) string {
+				requireInSync(t, lab)
+				lab.requireServing("wk1")
+				lab.requireKept(1)
+				return ""
+			},
+		}.killEverywhere)
+	}
+}
+
+func withParam(path, value string) func(record.Call) bool {
+	return func(call record.Call) bool {
+		has := func(is string) bool { return strings.Contains(is, value) }
+		return call.Proto == "proxmox" && call.Mutation && strings.HasSuffix(call.Path, path) &&
+			slices.ContainsFunc(slices.Collect(maps.Values(call.Params)), has)
+	}
+}
+
+// TestPreparedLate: what a killed run had sent for a prepared disk is processed while the next one is at work.
+func TestPreparedLate(t *testing.T) {
+	type story struct {
+		strategy   cluster.Strategy
+		held, then func(record.Call) bool
+	}
+	imports, grows, given := withParam("/config", "import-from="), withParam("/resize", "scsi"), withParam("/move_disk", "scsi29")
+	moves, starts := withParam("/move_disk", "scsi0"), toVM("POST", "/qemu/9031/status/start")
+	eachLong(t, oneWorker(), map[string]story{
+		"the import, at once":      {cluster.Recreate, imports, imports},
+		"the import, then a move":  {cluster.Recreate, imports, moves},
+		"the import, then a start": {cluster.Recreate, imports, starts},
+		"the import of a reimage":  {cluster.Reimage, imports, starts},
+		"its growth, then a move":  {cluster.Recreate, grows, moves},
+		"the disk, at once":        {cluster.Recreate, given, given},
+		"the disk, then a start":   {cluster.Recreate, given, starts},
+		"the disk of a reimage":    {cluster.Reimage, given, starts},
+	}, func(t *testing.T, lab *Lab, s story) {
+		lab.BootsDisks("disk")
+		lab.patch(sim.PatchedExtension, "strategy: "+string(s.strategy))
+		before := lab.Disks()
+		x := lab.rollKilledBy(s.held, planning.Policy{})
+		x.deliverBefore(s.then, 0)
+		must(t, lab.second().roll(planning.Policy{})(t.Context()))
+		x.deliver()
+		lab.Recorder.Hooks(nil, nil)
+		require(t, x.said != "", "nothing came late")
+		requireInSync(t, lab)
+		lab.requireRolledFrom(t, before)
+		lab.requireKept(1)
+	})
+}
+
+// TestPreparedGone: someone takes the prepared disk away while the node is down: the old system disk comes back.
+func TestPreparedGone(t *testing.T) {
+	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		lab.BootsDisks("disk")
+		lab.Patch(sim.PatchedExtension)
+		lab.Client().rollKilled(moment{server: "/qemu/9031 DELETE"}, planning.Policy{})
+		park := lab.parkingID(t)
+		lab.EditVM(park, "protection", "0")
+		lab.configure(world.ChangeRequest{ID: park, Delete: []string{"scsi29"}})
+		requireFault(t, lab.second().roll(planning.Policy{})(t.Context()), fault.Refused, "scsi29", "recast undo wk1")
+		must(t, errOf(lab.second().Recover(t.Context(), "wk1")))
+		lab.requireServing("wk1")
 	})
 }

@@ -52,10 +52,7 @@ type leaving struct {
 }
 
 // The ways of going on. "roll" and "undo" have the journal, "elsewhere" is a roll on another machine.
-var (
-	forward = []string{"roll", "elsewhere"}
-	allWays = []string{"roll", "elsewhere", "undo"}
-)
+var forward, allWays = []string{"roll", "elsewhere"}, []string{"roll", "elsewhere", "undo"}
 
 // leavings are the states of which every release has left a file, by its name.
 func leavings() map[string]leaving {
@@ -118,7 +115,6 @@ func leavings() map[string]leaving {
 	}
 }
 
-// leaseHeld is the state with a token that may not make VMs: its claim is a Lease.
 func leaseHeld(s leaving) leaving {
 	s.run = func(t *testing.T, lab *Lab) {
 		c := lab.as(firstRun)
@@ -186,7 +182,6 @@ func TestReleases(t *testing.T) {
 
 // goOn has another process, which can't see the first one, finish that.
 func (s leaving) goOn(t *testing.T, lab *Lab, way, before string) {
-	t.Helper()
 	if way == "elsewhere" {
 		lab.loseJournal()
 	}
@@ -216,7 +211,6 @@ func (s leaving) goOn(t *testing.T, lab *Lab, way, before string) {
 	lab.requireEtcd()
 }
 
-// writeStates writes the states of a release that is to come.
 func writeStates(t *testing.T, release string) {
 	mustBe(t, !slices.Contains(released(t), release), "what %s has written does not change any more", release)
 	dir := filepath.Join(releaseDir, release)
@@ -250,8 +244,7 @@ func TestEveryReleaseIsTested(t *testing.T) {
 	requireSame(t, want, got, "releases (-CHANGELOG.md +%s), see docs/notes/release.md", releaseDir)
 }
 
-// TestNewerRecastHasBeenHere: a record that a newer recast has written stops every command that would change
-// something of its node, until that recast has finished it.
+// TestNewerRecastHasBeenHere: a newer recast's record stops every other until that recast has finished it.
 func TestNewerRecastHasBeenHere(t *testing.T) {
 	eachInBubble(t, map[string]string{
 		"another version": `{"version":99,`, "another field": `{"also":true,"version":1,`,
@@ -275,7 +268,6 @@ func TestNewerRecastHasBeenHere(t *testing.T) {
 
 // withoutClaim are the traces apart from the claim, which the next run takes over and gives back.
 func (l *Lab) withoutClaim() traces {
-	l.t.Helper()
 	found := l.traces()
 	maps.DeleteFunc(found, func(name, _ string) bool { return strings.HasPrefix(name, "vm/9000") })
 	return found
@@ -287,7 +279,6 @@ func (l *Lab) withoutClaim() traces {
 type traces map[string]string
 
 func (l *Lab) traces() traces {
-	l.t.Helper()
 	found := traces{}
 	for _, vm := range l.World.VMs() {
 		name := fmt.Sprintf("vm/%d", vm.ID)
@@ -317,7 +308,6 @@ func (l *Lab) traces() traces {
 	return found
 }
 
-// madeUp says whether Proxmox makes up the value of a key of a VM.
 func (l *Lab) madeUp(id int, key string) bool {
 	node := slices.ContainsFunc(l.Nodes, func(n sim.Node) bool { return n.VMID == id })
 	return key == "vmgenid" || key == "meta" || key == "smbios1" && !node
@@ -325,7 +315,6 @@ func (l *Lab) madeUp(id int, key string) bool {
 
 // stateFiles are the files below .recast/dir, without secrets and the locks of processes.
 func (l *Lab) stateFiles(dir string) traces {
-	l.t.Helper()
 	found := traces{}
 	must(l.t, fs.WalkDir(os.DirFS(l.Dir), path.Join(".recast", dir), func(name string, e fs.DirEntry, err error) error {
 		if errors.Is(err, fs.ErrNotExist) {
@@ -358,7 +347,6 @@ func (l *Lab) waitSetting() *unstructured.Unstructured {
 	return o.(*unstructured.Unstructured)
 }
 
-// marksOf is what recast has written on a Node, a line each.
 func marksOf(node *corev1.Node) string {
 	lines := []string{fmt.Sprintf("unschedulable: %t", node.Spec.Unschedulable)}
 	for _, key := range slices.Sorted(maps.Keys(node.Annotations)) {
@@ -371,7 +359,6 @@ func marksOf(node *corev1.Node) string {
 
 // namesBefore are names in a lab that are random, as they are before a run.
 func (l *Lab) namesBefore() map[string]string {
-	l.t.Helper()
 	names := map[string]string{"directory": l.Dir}
 	for _, n := range l.Nodes {
 		node := l.kubeNode(n.Name)
@@ -382,15 +369,13 @@ func (l *Lab) namesBefore() map[string]string {
 	}
 	maps.DeleteFunc(names, func(_, name string) bool { return name == "" })
 	for _, m := range l.EtcdMembers() {
-		id := valueOf(strconv.ParseUint(m.ID, 16, 64))(l.t)
-		names["etcd member "+m.Name] = strconv.FormatUint(id, 10)
+		names["etcd member "+m.Name] = strconv.FormatUint(valueOf(strconv.ParseUint(m.ID, 16, 64))(l.t), 10)
 	}
 	return names
 }
 
 // namesAfter adds those that a run has made, or that are in files.
 func (l *Lab) namesAfter(names map[string]string) {
-	l.t.Helper()
 	for name, pattern := range map[string]string{
 		"recast.yaml": `(?m)^  (fingerprint): "(.*)"`,
 		"recast.lock": `(?m)^ *(signer|checksum): (?:sha256-)?(.*)`,
@@ -430,7 +415,6 @@ func archive(names map[string]string, found traces) []byte {
 
 // released are the traces of a release, with the names of this lab instead of its own.
 func (l *Lab) released(file string, names map[string]string) traces {
-	l.t.Helper()
 	a := valueOf(txtar.ParseFile(file))(l.t)
 	var pairs []string
 	for line := range strings.Lines(string(a.Comment)) {
@@ -450,9 +434,7 @@ func (l *Lab) released(file string, names map[string]string) traces {
 	return found
 }
 
-// repacked is the packed memory in a record with other names.
 func repacked(l *Lab, packed string, rename *strings.Replacer) string {
-	l.t.Helper()
 	b := valueOf(base64.RawURLEncoding.DecodeString(packed))(l.t)
 	r := valueOf(gzip.NewReader(bytes.NewReader(b)))(l.t)
 	var out bytes.Buffer
@@ -465,7 +447,6 @@ func repacked(l *Lab, packed string, rename *strings.Replacer) string {
 // replay replaces all that today's recast has written by what the release had written at the same moment. What only
 // Proxmox and Kubernetes have must be there already: the disks must be where the release had moved them.
 func (l *Lab) replay(release traces) {
-	l.t.Helper()
 	ours := l.traces()
 	for name := range ours {
 		_, there := release[name]
@@ -505,7 +486,6 @@ func (l *Lab) replay(release traces) {
 }
 
 func (l *Lab) mark(name, marks string) {
-	l.t.Helper()
 	node := l.kubeNode(name)
 	maps.DeleteFunc(node.Annotations, func(key, _ string) bool { return strings.HasPrefix(key, "recast.dev/") })
 	for line := range strings.Lines(marks) {

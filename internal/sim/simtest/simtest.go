@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -389,8 +390,20 @@ func (l *Lab) RequireIntact() {
 func must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
-		t.Fatalf("%v\nhints %q", err, fault.Hints(err))
+		t.Fatalf("%s%v\nhints %q", where(), err, fault.Hints(err))
 	}
+}
+
+// where is the lines of tests that led to a failure, the innermost first: a helper needs no t.Helper.
+func where() (led string) {
+	pcs := make([]uintptr, 64)
+	frames := runtime.CallersFrames(pcs[:runtime.Callers(3, pcs)])
+	for f, more := frames.Next(); more; f, more = frames.Next() {
+		if strings.HasSuffix(f.File, "_test.go") {
+			led += fmt.Sprintf("%s:%d: ", filepath.Base(f.File), f.Line)
+		}
+	}
+	return led
 }
 
 // errOf is the error of a call whose result does not matter.

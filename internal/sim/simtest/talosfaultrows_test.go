@@ -12,11 +12,7 @@ import (
 )
 
 // The states of a node after a failed roll.
-const (
-	untouched = "on"
-	isOut     = "on, its old disk parked, cordoned"
-	isOff     = "off, its old disk parked, cordoned"
-)
+const untouched, isOut, isOff = "on", "on, its old disk parked, cordoned", "off, its old disk parked, cordoned"
 
 var (
 	threePlanes = sim.Options{ControlPlanes: 3, Workers: 1}
@@ -28,7 +24,7 @@ var (
 var fiveHours = talosapi.Trouble{Clock: 5 * time.Hour}
 
 func talosFaults() map[string]*talosFault {
-	return joined(faultsOfBoots(), faultsOfIdentity(), faultsOfNames(), faultsOfInstalls(), faultsOfEtcd(), faultsInPlace(), normalTroubles())
+	return joined(faultsOfBoots(), faultsOfNames(), faultsOfInstalls(), faultsInPlace(), normalTroubles())
 }
 
 func joined(tables ...map[string]*talosFault) map[string]*talosFault {
@@ -39,7 +35,7 @@ func joined(tables ...map[string]*talosFault) map[string]*talosFault {
 	return all
 }
 
-// faultsOfBoots: what the machine boots, and whether it reaches its API.
+// faultsOfBoots are of what the machine boots, of who answers, and of whether either side trusts the other.
 func faultsOfBoots() map[string]*talosFault {
 	return map[string]*talosFault{
 		"the boot ISO is that of the old version": {
@@ -53,7 +49,8 @@ func faultsOfBoots() map[string]*talosFault {
 		},
 		"the boot ISO is another build": {
 			begins: inTurn(published, (*talosScene).SwapISOs), mends: (*talosScene).SwapISOs,
-			kind: fault.Refused, says: []string{"VM 9031 was stopped before anything was applied", "it booted v1.13.9 with schematic"}, stands: isOff,
+			kind: fault.Refused, code: fault.NoBoot, stands: isOff,
+			says: []string{"VM 9031 was stopped before anything was applied", "it booted v1.13.9 with schematic", "scsi0 (the old system disk) parked on VM "},
 		},
 		"the maintenance API never comes": {
 			at: "bring-up/start", begins: troubled(talosapi.Trouble{Unplugged: true}), mends: inTurn(troubled(talosapi.Trouble{}), switchedOff),
@@ -71,12 +68,6 @@ func faultsOfBoots() map[string]*talosFault {
 			o: threePlanes, rolls: "cp2", at: "bring-up/start", begins: breakImage(talosapi.Hangs), remedy: (*talosScene).recovered,
 			says: []string{"cp2 healthy for 2s: gave up after 3m2s", "it is no member of etcd", "recast undo cp2"}, stands: isOut,
 		},
-	}
-}
-
-// faultsOfIdentity: who answers, and whether either side trusts the other.
-func faultsOfIdentity() map[string]*talosFault {
-	return map[string]*talosFault{
 		"another machine has its address": {
 			o: twoWorkers, at: "bring-up/start", begins: led("wk2"), mends: straight,
 			says: []string{"it asked for a certificate", "another machine has that address"}, stands: isOut,
@@ -120,8 +111,9 @@ func faultsOfIdentity() map[string]*talosFault {
 	}
 }
 
-// faultsOfInstalls: whether the machine accepts its configuration and installs Talos.
+// faultsOfInstalls are of whether the machine installs Talos, and becomes a member of etcd again.
 func faultsOfInstalls() map[string]*talosFault {
+	down, up := talosapi.EtcdFault{Down: true}, talosapi.EtcdFault{}
 	return map[string]*talosFault{
 		"the machine rejects the configuration": {
 			at: "bring-up/start", begins: troubled(talosapi.Trouble{Refuses: "unknown keys found during decoding:\nmachine:\n    features:\n        whatIsNew: true\n"}), mends: troubled(talosapi.Trouble{}),
@@ -168,13 +160,6 @@ func faultsOfInstalls() map[string]*talosFault {
 			at: "bring-up/start", begins: breakImage(talosapi.InstallerFails), mends: breakImage(talosapi.Sound), remedy: (*talosScene).recovered,
 			says: []string{"it runs from its boot ISO still, not from its new disk", "recast undo cp2"}, stands: isOut,
 		},
-	}
-}
-
-// faultsOfEtcd: whether the machine becomes a member again.
-func faultsOfEtcd() map[string]*talosFault {
-	down, up := talosapi.EtcdFault{Down: true}, talosapi.EtcdFault{}
-	return map[string]*talosFault{
 		"its etcd does not rejoin": {
 			o: threePlanes, rolls: "cp2", at: "bring-up/start", begins: breakEtcd(down, "cp2"), mends: breakEtcd(up, "cp2"),
 			says: []string{"stage booting, not ready: services: etcd not running", "it is no member of etcd yet", "recast undo cp2"}, stands: isOut,
@@ -271,8 +256,7 @@ func normalTroubles() map[string]*talosFault {
 	}
 }
 
-// faultsOfNames: another machine takes the node's name, or the node another name, at every
-// moment before recast uses the name.
+// faultsOfNames: another machine takes the node's name, or the node another, before recast uses the name.
 func faultsOfNames() map[string]*talosFault {
 	const (
 		another = "Kubernetes has UUID 5ec0ffee-0000-4000-8000-000000009032 for node wk1, whose VM 9031 has 5ec0ffee-0000-4000-8000-000000009031: two machines have its name"
@@ -311,14 +295,12 @@ func faultsOfNames() map[string]*talosFault {
 	return rows
 }
 
-// atDrain is the moment of faults during a drain.
 const atDrain = "drain"
 
 var drainSteps = map[cluster.Strategy]string{cluster.Recreate: "take-down/drain", cluster.InPlace: "upgrade/drain"}
 
-// drainFaults are the faults for each strategy.
 func drainFaults(s cluster.Strategy) map[string]*talosFault {
-	all := joined(faultsOfBudgets(), faultsOfAdmission(s), faultsOfPods(), faultsOfTheAPI(s), faultsOfVolumes(s))
+	all := joined(faultsOfEvictions(s), faultsOfVolumes(s))
 	for _, f := range all {
 		f.strategy = s
 		if len(f.roll) == 0 {
@@ -334,10 +316,12 @@ func drainFaults(s cluster.Strategy) map[string]*talosFault {
 
 const deleteAfter = "drain: {timeout: 1m, onTimeout: delete}"
 
-// faultsOfBudgets: a PodDisruptionBudget does not allow an eviction.
-func faultsOfBudgets() map[string]*talosFault {
+// faultsOfEvictions are of budgets, webhooks, and pods that do not end or must not be evicted.
+func faultsOfEvictions(s cluster.Strategy) map[string]*talosFault {
 	const needs = "PodDisruptionBudget default/shop needs 1 healthy pods and has 1 currently"
 	const two = "PodDisruptionBudgets default/shop and default/shop-too cover it, and Kubernetes evicts no pod that more than one covers"
+	const denied = `admission webhook "hours.example.com" denied the request: not during trading hours`
+	const lost = "no controller would bring these pods back: default/bare"
 	return map[string]*talosFault{
 		"a budget that never allows it": {
 			short: true, first: inTurn(deployed(shop), budgeted("shop")), mends: unbudgeted("shop"),
@@ -356,21 +340,6 @@ func faultsOfBudgets() map[string]*talosFault {
 			first: inTurn(deployed(shop), budgeted("shop"), budgeted("shop-too")), mends: inTurn(unbudgeted("shop"), unbudgeted("shop-too")),
 			says: []string{two, "change the PodDisruptionBudgets so that only one covers a pod"}, noted: "This pod has more than one PodDisruptionBudget", stands: untouched,
 		},
-	}
-}
-
-// leftCordoned is the state of a running node that could not be uncordoned.
-func leftCordoned(s cluster.Strategy) string {
-	if s == cluster.InPlace {
-		return "on, cordoned"
-	}
-	return isOut // by its record, which errs on the safe side
-}
-
-// faultsOfAdmission: webhooks decide on evictions too.
-func faultsOfAdmission(s cluster.Strategy) map[string]*talosFault {
-	const denied = `admission webhook "hours.example.com" denied the request: not during trading hours`
-	return map[string]*talosFault{
 		"a webhook that denies it": {
 			first: inTurn(deployed(shop), hooked("pods/eviction")), mends: unhooked,
 			says: []string{"default/shop-", "(" + denied + ")", "change the webhook or policy that denies it to allow the eviction"}, noted: "can't go yet: " + denied, stands: untouched,
@@ -392,13 +361,6 @@ func faultsOfAdmission(s cluster.Strategy) map[string]*talosFault {
 			first: deployed(stubborn, inNamespace("old")), at: atDrain, begins: dropped(store.Namespaces(), "", "old"),
 			noted: "unable to create new content in namespace old because it is being terminated", stands: untouched,
 		},
-	}
-}
-
-// faultsOfPods: pods that do not end, or must not be evicted.
-func faultsOfPods() map[string]*talosFault {
-	const lost = "no controller would bring these pods back: default/bare"
-	return map[string]*talosFault{
 		"a pod that ignores SIGTERM": {first: deployed(stubborn), noted: "pod default/shop-", stands: untouched},
 		"a pod with a finalizer": {
 			first: deployed(guarded), mends: unguarded,
@@ -421,8 +383,23 @@ func faultsOfPods() map[string]*talosFault {
 	}
 }
 
-// faultsOfTheAPI: Kubernetes does not answer, or the Node is gone.
-func faultsOfTheAPI(s cluster.Strategy) map[string]*talosFault {
+func leftCordoned(s cluster.Strategy) string {
+	if s == cluster.InPlace {
+		return "on, cordoned"
+	}
+	return isOut // by its record, which errs on the safe side
+}
+
+// faultsOfVolumes: the API does not answer, the Node is gone, or pods' volumes are not detached. An upgrade in place
+// keeps all disks.
+func faultsOfVolumes(s cluster.Strategy) map[string]*talosFault {
+	hangs := &talosFault{
+		first: podDisk, mends: inTurn(podDiskGone, podDiskFreed), kind: fault.Refused, stands: untouched,
+		says: []string{"disks of pods to leave VM 9031: gave up after ", "still there: scsi7 (fast:9999/vm-9999-pvc-0b5f.raw)", "qm set 9031 --delete KEY"},
+	}
+	if s == cluster.InPlace {
+		hangs = &talosFault{first: podDisk, stands: untouched}
+	}
 	return map[string]*talosFault{
 		"an API that is away for a while": {first: deployed(stubborn), at: atDrain, begins: inTurn(meanwhile(10*time.Second, apiAway), meanwhile(25*time.Second, apiBack)), noted: "no answer from https://127.42.7.", stands: untouched},
 		"an API that is away for good": {
@@ -438,20 +415,6 @@ func faultsOfTheAPI(s cluster.Strategy) map[string]*talosFault {
 			first: inTurn(deployed(shop), budgeted("shop")), at: atDrain, begins: meanwhile(20*time.Second, func(s *talosScene) { s.Cordon("wk1", false) }), mends: unbudgeted("shop"),
 			kind: fault.Refused, says: []string{"node wk1 is schedulable: someone has uncordoned it meanwhile"}, stands: untouched,
 		},
-	}
-}
-
-// faultsOfVolumes: pods' volumes are not detached. A machine that is upgraded in place
-// keeps its disks, including those of pods.
-func faultsOfVolumes(s cluster.Strategy) map[string]*talosFault {
-	hangs := &talosFault{
-		first: podDisk, mends: inTurn(podDiskGone, podDiskFreed), kind: fault.Refused, stands: untouched,
-		says: []string{"disks of pods to leave VM 9031: gave up after ", "still there: scsi7 (fast:9999/vm-9999-pvc-0b5f.raw)", "qm set 9031 --delete KEY"},
-	}
-	if s == cluster.InPlace {
-		hangs = &talosFault{first: podDisk, stands: untouched}
-	}
-	return map[string]*talosFault{
 		"a disk of a pod that stays on the VM": hangs,
 		"a disk of a pod that leaves the VM late": {
 			first: podDisk, at: atDrain, begins: meanwhile(20*time.Second, podDiskGone), mends: podDiskFreed, stands: untouched,

@@ -34,32 +34,35 @@ func TestUndoByHand(t *testing.T) {
 }
 
 func undoCells() (cells []undoCell) {
+	add := func(strategy cluster.Strategy, owned ownership, givenUp string, changes ...func(*matrixShape)) {
+		x := matrixExchange{strategy, givenUp, usualShape(owned, strategy)}
+		for _, change := range changes {
+			change(&x.shape)
+		}
+		cells = append(cells, undoCell{matrixExchange: x})
+	}
 	for _, owned := range ownerships() {
 		for _, strategy := range []cluster.Strategy{cluster.Recreate, cluster.Reimage, cluster.Rollback} {
-			cells = append(cells, undoCell{strategy: strategy, shape: usualShape(owned, strategy)})
+			add(strategy, owned, "")
 		}
 	}
-	stray := usualShape(bothDisks, cluster.Recreate)
-	stray.orphan = true
-	walled := usualShape(ownDisks, cluster.Recreate)
-	walled.walled = true
-	return append(cells, undoCell{strategy: cluster.Recreate, shape: stray}, undoCell{strategy: cluster.Recreate, shape: walled},
-		undoCell{strategy: cluster.Recreate, shape: usualShape(ownDisks, cluster.Recreate).withPrepared(true)},
-		undoCell{strategy: cluster.Reimage, shape: usualShape(bothDisks, cluster.Reimage).withPrepared(true)},
-		undoCell{strategy: cluster.Recreate, shape: usualShape(ownDisks, cluster.Recreate), givenUp: vmDeleted},
-		undoCell{strategy: cluster.Reimage, shape: usualShape(ownDisks, cluster.Reimage), givenUp: allAttached})
+	prepared := func(s *matrixShape) { s.prepared = true }
+	add(cluster.Recreate, bothDisks, "", func(s *matrixShape) { s.orphan = true })
+	add(cluster.Recreate, ownDisks, "", func(s *matrixShape) { s.walled = true })
+	add(cluster.Recreate, ownDisks, "", prepared)
+	add(cluster.Reimage, bothDisks, "", prepared)
+	add(cluster.Recreate, ownDisks, vmDeleted)
+	add(cluster.Reimage, ownDisks, allAttached)
+	return cells
 }
 
-// undoCell is one kind of exchange of one VM.
 type undoCell struct {
-	strategy cluster.Strategy
-	shape    matrixShape
-	givenUp  string // the point at which recast itself begins to put everything back; "": never
-	doc      undoDoc
+	matrixExchange
+	doc undoDoc
 }
 
 func (c undoCell) String() string {
-	name := matrixExchange{c.strategy, c.givenUp, c.shape}.String()
+	name := c.matrixExchange.String()
 	if c.shape.orphan {
 		name += "-stray"
 	}
@@ -69,20 +72,10 @@ func (c undoCell) String() string {
 	return name
 }
 
-// begin runs the exchange up to its starting point.
-func (c undoCell) begin(l *matrixLab) {
-	if c.givenUp != "" {
-		l.killAt(c.strategy, c.givenUp)
-		l.recorder.Hooks(nil, nil)
-	}
-}
-
-// run records the calls of an undisturbed exchange, and interrupts others at each.
 func (c undoCell) run(t *testing.T) {
 	var calls []record.Call
 	synctest.Test(t, func(t *testing.T) {
-		l := newMatrixLab(t, c.shape)
-		c.begin(l)
+		l := c.begin(t)
 		before := len(l.recorder.Calls())
 		ctx, life := l.live(t.Context())
 		must(t, life.exchange(ctx, c.strategy, c.givenUp != ""))
@@ -134,7 +127,7 @@ func undoCuts(call record.Call) []matrixFault {
 func (c undoCell) undo(t *testing.T, at matrixStrike, where string) bool {
 	l := newMatrixLab(t, c.shape)
 	before, parkedBefore := l.dump(), l.drivesOfParking()
-	c.begin(l)
+	c.giveUp(l)
 	ctx, life := l.live(t.Context())
 	life.strike(at)
 	_ = life.exchange(ctx, c.strategy, c.givenUp != "") // it was killed, or had nothing left to do
@@ -173,7 +166,6 @@ func (c undoCell) undo(t *testing.T, at matrixStrike, where string) bool {
 	return true
 }
 
-// openNotes finds the parking VM of an unfinished exchange, as the document says.
 func (l *matrixLab) openNotes() (park int, notes string) {
 	for _, vm := range l.world.VMs() {
 		if text := vm.Config["description"]; strings.Contains(text, `"open":true`) {
@@ -213,7 +205,6 @@ type undoDoc struct {
 const undoDocument = "../../../docs/notes/proxmox.md"
 
 func readUndoDoc(t *testing.T) undoDoc {
-	t.Helper()
 	_, text, found := strings.Cut(string(readFile(t, undoDocument)), "\n## Undo by hand\n")
 	mustBe(t, found, "the document has no section Undo by hand")
 	text, _, _ = strings.Cut(text, "\n## ")
@@ -312,7 +303,6 @@ func (d undoDoc) freeSpare(sh *undoShell, notes string, park int) error {
 	return nil
 }
 
-// free frees the exchange's leftover on the VM, with its protection lifted if needed.
 func (d undoDoc) free(sh *undoShell, vm int, key string) error {
 	line := strings.NewReplacer("VMID", fmt.Sprint(vm), "unusedN", key)
 	err := sh.script(line.Replace(d.leftOver))
@@ -410,7 +400,6 @@ func (sh *undoShell) run(words []string) (goOn bool, err error) {
 	return goOn, err
 }
 
-// firewallFile is the VMID in a firewall file's path; 0: it is no such file.
 func firewallFile(path string) int {
 	id, _ := strconv.Atoi(strings.TrimSuffix(strings.TrimPrefix(path, "/etc/pve/firewall/"), ".fw"))
 	return id
@@ -428,8 +417,7 @@ func (sh *undoShell) call(words []string) (said string, ok bool, err error) {
 	}
 	switch words[0] {
 	case "has", "lacks":
-		found := sh.matches([]string{"qm", "config", arg(1)}, "^"+arg(2))
-		return "", (len(found) > 0) == (words[0] == "has"), nil
+		return "", (len(sh.matches([]string{"qm", "config", arg(1)}, "^"+arg(2))) > 0) == (words[0] == "has"), nil
 	case "ha":
 		return "", len(sh.matches([]string{"ha-manager", "config"}, "^vm:"+arg(1)+"$")) > 0, nil
 	case "gone":
@@ -459,7 +447,6 @@ func (sh *undoShell) call(words []string) (said string, ok bool, err error) {
 	return "", false, fmt.Errorf("%s: not a function of the document", words[0])
 }
 
-// matches finds an expression in the lines that a command prints.
 func (sh *undoShell) matches(command []string, expression string) (found [][]string) {
 	out, err := sh.Run(command)
 	if err != nil {
@@ -474,7 +461,6 @@ func (sh *undoShell) matches(command []string, expression string) (found [][]str
 	return found
 }
 
-// splitOutside splits a line at separators outside of quotes.
 func splitOutside(line, separator string) (parts []string) {
 	start := 0
 	for i := 0; i < len(line); {
@@ -490,8 +476,7 @@ func splitOutside(line, separator string) (parts []string) {
 	return append(parts, line[start:])
 }
 
-// tokenEnd is the length of a line's first token: a quoted text, the output of a command
-// in double quotes, an escaped character, or any other one.
+// tokenEnd is the length of a line's first token: quoted, "$(a command)", escaped, or one character.
 func tokenEnd(s string) int {
 	switch {
 	case strings.HasPrefix(s, `"$(`):
@@ -545,8 +530,7 @@ func (sh *undoShell) words(command string) ([]string, error) {
 	return words, nil
 }
 
-// TestUndoRollByHand kills the roll of a worker and restores it by hand: it boots its old system and is a healthy node
-// again. The next roll finds nothing to finish and rolls it again.
+// TestUndoRollByHand: a worker whose roll was killed boots its old system again, and the next roll rolls it.
 func TestUndoRollByHand(t *testing.T) {
 	long(t)
 	doc := readUndoDoc(t)
