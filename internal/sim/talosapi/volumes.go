@@ -20,6 +20,7 @@ import (
 	"github.com/siderolabs/talos/pkg/machinery/meta"
 	"github.com/siderolabs/talos/pkg/machinery/resources/block"
 	"github.com/siderolabs/talos/pkg/machinery/resources/runtime"
+	"github.com/siderolabs/talos/pkg/machinery/resources/storage"
 
 	"github.com/recast-sh/recast/internal/sim/artefact"
 )
@@ -502,6 +503,85 @@ func metaKeys(devs []device) []resource.Resource {
 		if value != "" {
 			r := runtime.NewMetaKey(runtime.NamespaceName, runtime.MetaKeyTagToID(tag))
 			rs = append(rs, filled(r, runtime.MetaKeySpec{Value: value}))
+		}
+	}
+	return rs
+}
+
+// volumeStatuses returns the locations of all volumes that Talos manages.
+func (b *boot) volumeStatuses(devs []device) []resource.Resource {
+	cfg := b.config()
+	var rs []resource.Resource
+	for _, v := range volumesOf(cfg) {
+		r := block.NewVolumeStatus(block.NamespaceName, v.id)
+		spec := r.TypedSpec()
+		spec.Type = v.kind
+		p, found := v.locate(devs)
+		cannot := v.cannot(devs)
+		switch {
+		case !v.onDisk():
+			spec.Phase, spec.Location, spec.MountLocation, spec.MountSpec = block.VolumePhaseReady, v.source, v.source, v.mountSpec()
+		case !found && v.id == labelState && cfg != nil: // during the installation
+			spec.Phase, spec.ErrorMessage = block.VolumePhaseFailed, "no such attribute(s): system_disk"
+		case !found && (v.fixed || v.existing != nil): // the volume is not made
+			spec.Phase = block.VolumePhaseMissing
+		case cannot != "" && (!found || v.kind == block.VolumeTypeDisk):
+			spec.Phase, spec.ErrorMessage = block.VolumePhaseFailed, cannot
+		case !found:
+			spec.Phase = block.VolumePhaseWaiting
+		default:
+			place(spec, p)
+			spec.MountSpec = v.mountSpec()
+			if why := b.notOpen(v.id); why != "" {
+				spec.Phase, spec.PreFailPhase, spec.ErrorMessage = block.VolumePhaseFailed, block.VolumePhaseLocated, why
+			} else if len(v.keys) > 0 && p.part.Keys != nil {
+				spec.EncryptionProvider, spec.EncryptionSlot = block.EncryptionProviderLUKS2, new(slices.Min(slices.Collect(maps.Keys(v.keys))))
+			}
+		}
+		rs = append(rs, r)
+	}
+	return rs
+}
+
+// notOpen says why Talos could not open a volume in this boot.
+func (b *boot) notOpen(id string) string { return look(&b.mu, func() string { return b.failed[id] }) }
+
+func place(spec *block.VolumeStatusSpec, p placed) {
+	spec.Phase = block.VolumePhaseReady
+	spec.Location = p.dev.partPath(p.index)
+	spec.MountLocation = spec.Location
+	if !p.part.Whole {
+		spec.ParentLocation = p.dev.path()
+		spec.PartitionIndex = p.index
+	}
+	spec.UUID, spec.PartitionUUID = p.part.FilesystemUUID, p.part.UUID
+	if p.part.Filesystem == "xfs" {
+		spec.Filesystem = block.FilesystemTypeXFS
+	}
+	spec.SetSize(partitionSizes(p.dev)[p.index-1])
+}
+
+const lvmPhysicalVolume = "lvm2-pv"
+
+// inPool reports whether a partition is a physical volume of LVM or a part of a ZFS pool.
+func inPool(p artefact.Partition) bool {
+	return p.Filesystem == lvmPhysicalVolume || p.Filesystem == "zfs"
+}
+
+// physicalVolumes returns the physical volumes that pvs shows on the machine (LVMScanController,
+// internal/app/machined/pkg/controllers/storage/lvm_scan.go).
+func physicalVolumes(devs []device) []resource.Resource {
+	var rs []resource.Resource
+	for _, d := range devs {
+		for i, p := range d.disk.Partitions {
+			if p.Filesystem != lvmPhysicalVolume {
+				continue
+			}
+			name := d.partitionName(i + 1)
+			spec := storage.LVMPhysicalVolumeStatusSpec{
+				Device: "/dev/" + name, VGName: p.VolumeGroup, UUID: p.FilesystemUUID, Format: "lvm2", Allocatable: "allocatable",
+			}
+			rs = append(rs, filled(storage.NewLVMPhysicalVolumeStatus(storage.NamespaceName, name), spec))
 		}
 	}
 	return rs
