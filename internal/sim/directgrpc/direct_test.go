@@ -152,8 +152,7 @@ func each[T any](t *testing.T, cases map[string]T, f func(t *testing.T, c T)) {
 }
 
 func TestCallsWithoutAWire(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		s := newScene(t, nil)
 		answer, err := s.health.Check(t.Context(), &healthpb.HealthCheckRequest{})
 		if err != nil || answer.GetStatus() != healthpb.HealthCheckResponse_SERVING || s.user != "someone" {
@@ -168,9 +167,7 @@ func TestCallsWithoutAWire(t *testing.T) {
 			t.Errorf("watched %v, %v", first, err)
 		}
 		cancel()
-		if _, err := watch.Recv(); status.Code(err) != codes.Canceled {
-			t.Errorf("after its end: %v", err)
-		}
+		must.Equal(t, "after its end", codes.Canceled, status.Code(must.Err(watch.Recv())))
 		must.Equal(t, "connections were made", 0, s.dialer.Dials())
 	})
 }
@@ -189,9 +186,7 @@ func TestTheLineBreaks(t *testing.T) {
 		watch := must.Get(s.health.Watch(t.Context(), &healthpb.HealthCheckRequest{}))(t)
 		must.Get(watch.Recv())(t)
 		breaks(s)
-		if _, err := watch.Recv(); status.Code(err) != codes.Unavailable {
-			t.Errorf("a stream on its way: %v", err)
-		}
+		must.Equal(t, "a stream on its way", codes.Unavailable, status.Code(must.Err(watch.Recv())))
 		if _, err := s.health.Check(t.Context(), &healthpb.HealthCheckRequest{}); status.Code(err) != codes.Unavailable {
 			t.Errorf("the next call: %v", err)
 		}
@@ -200,8 +195,7 @@ func TestTheLineBreaks(t *testing.T) {
 
 // TestAStreamIsLeftUnread: its finalizer must not end it outside of the bubble.
 func TestAStreamIsLeftUnread(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		s := newScene(t, nil)
 		must.Get(s.health.Watch(t.Context(), &healthpb.HealthCheckRequest{}))(t)
 		synctest.Wait()
@@ -214,8 +208,7 @@ func TestAStreamIsLeftUnread(t *testing.T) {
 
 // TestNeitherSideIsVerified: an unverified certificate is noted, and none is requested.
 func TestNeitherSideIsVerified(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		s := (&scene{blank: true}).open(t, nil)
 		if _, err := s.health.Check(t.Context(), &healthpb.HealthCheckRequest{}); err != nil || s.user != "nobody" || s.shown != "server" {
 			t.Errorf("%v, seen as %q, shown %q", err, s.user, s.shown)
@@ -271,8 +264,7 @@ func TestErrorsComeFromTheWire(t *testing.T) {
 
 // TestACertificateEnds between two connections: the server verifies it for each.
 func TestACertificateEnds(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		s := newScene(t, nil)
 		check := func() error {
 			ctx, cancel := context.WithTimeout(t.Context(), time.Second)

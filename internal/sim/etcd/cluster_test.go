@@ -92,40 +92,28 @@ func TestRemoveKeepsTheQuorum(t *testing.T) {
 }
 
 func TestAddWaitsForEveryVoter(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		e := newEnsemble(t, "a", "b", "c")
 		ctx := t.Context()
 		e.stop["c"](true)
-		if _, err := e.Add(ctx, "https://d:2380"); !errors.Is(err, etcd.ErrUnhealthy) {
-			t.Errorf("with a member down: %v", err)
-		}
+		must.FailIs(t, must.Err(e.Add(ctx, "https://d:2380")), etcd.ErrUnhealthy)
 		e.start("c")
-		if _, err := e.Add(ctx, "https://d:2380"); !errors.Is(err, etcd.ErrUnhealthy) {
-			t.Errorf("right after a start: %v", err)
-		}
+		must.FailIs(t, must.Err(e.Add(ctx, "https://d:2380")), etcd.ErrUnhealthy)
 		time.Sleep(5 * time.Second)
-		if _, err := e.Add(ctx, "https://a:2380"); !errors.Is(err, etcd.ErrPeerURLExists) {
-			t.Errorf("with a peer URL that exists: %v", err)
-		}
+		must.FailIs(t, must.Err(e.Add(ctx, "https://a:2380")), etcd.ErrPeerURLExists)
 		must.Get(e.Add(ctx, "https://d:2380"))(t)
-		if _, err := e.Add(ctx, "https://f:2380"); !errors.Is(err, etcd.ErrTooManyLearners) {
-			t.Errorf("a second learner: %v", err)
-		}
+		must.FailIs(t, must.Err(e.Add(ctx, "https://f:2380")), etcd.ErrTooManyLearners)
 		e.start("d")
 		must.Equal(t, "promote at once", etcd.ErrLearnerNotReady, e.Promote(ctx, e.id("d")), cmpopts.EquateErrors())
 		time.Sleep(5 * time.Second)
 		must.Do(t, e.Promote(ctx, e.id("d")))
 		must.Equal(t, "promote again", etcd.ErrNotLearner, e.Promote(ctx, e.id("d")), cmpopts.EquateErrors())
-		if v := e.Violations(); len(v) > 0 {
-			t.Errorf("violations %q", v)
-		}
+		must.Equal(t, "violations", 0, len(e.Violations()))
 	})
 }
 
 func TestLeadership(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		e := newEnsemble(t, "a", "b", "c")
 		ctx := t.Context()
 		leader := func() string {
@@ -140,9 +128,7 @@ func TestLeadership(t *testing.T) {
 				other = m.Name
 			}
 		}
-		if err := e.MoveLeader(ctx, e.id(other), e.id(first)); !errors.Is(err, etcd.ErrNotLeader) {
-			t.Errorf("moved by one that does not lead: %v", err)
-		}
+		must.FailIs(t, e.MoveLeader(ctx, e.id(other), e.id(first)), etcd.ErrNotLeader)
 		must.Equal(t, "moved", []any{nil, other}, []any{e.MoveLeader(ctx, e.id(first), e.id(other)), leader()})
 		e.stop[other](false) // power loss: the election takes a second
 		must.Equal(t, "leader right after the loss of the leader", "", leader())
@@ -153,9 +139,7 @@ func TestLeadership(t *testing.T) {
 		now := leader()
 		short, cancel := context.WithTimeout(ctx, time.Minute)
 		defer cancel()
-		if err := e.MoveLeader(short, e.id(now), e.id(other)); !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("moved to one that is down: %v", err)
-		}
+		must.FailIs(t, e.MoveLeader(short, e.id(now), e.id(other)), context.DeadlineExceeded)
 		e.start(other)
 		e.stop[now](true)
 		if l := leader(); l == "" || l == now {
@@ -165,13 +149,10 @@ func TestLeadership(t *testing.T) {
 }
 
 func TestViolationsAreRecordedOncePerLoss(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		e := newEnsemble(t, "a", "b", "c")
 		e.stop["a"](false)
-		if v := e.Violations(); len(v) > 0 {
-			t.Fatalf("two of three run: %q", v)
-		}
+		must.Equal(t, "violations", 0, len(e.Violations()))
 		e.stop["b"](false)
 		e.stop["c"](false)
 		e.start("b")
@@ -190,14 +171,11 @@ func TestNoViolationBeforeAllHaveRun(t *testing.T) {
 	c := etcd.New(realTime, etcd.Member{Name: "a"}, etcd.Member{Name: "b"}, etcd.Member{Name: "c"})
 	stop := c.Start(c.List()[0].ID, "a", "")
 	stop(true)
-	if v := c.Violations(); len(v) > 0 {
-		t.Errorf("violations %q", v)
-	}
+	must.Equal(t, "violations", 0, len(c.Violations()))
 }
 
 func TestARemovedMemberLearnsItFromAnother(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		e := newEnsemble(t, "a", "b")
 		a := e.id("a")
 		e.stop["a"](true)

@@ -3,6 +3,7 @@ package talosapi_test
 import (
 	"archive/tar"
 	"bytes"
+	"cmp"
 	"compress/gzip"
 	"context"
 	"errors"
@@ -18,7 +19,7 @@ import (
 	"github.com/cosi-project/runtime/pkg/resource"
 	"github.com/cosi-project/runtime/pkg/safe"
 	"github.com/cosi-project/runtime/pkg/state"
-	"github.com/google/go-cmp/cmp"
+
 	"github.com/siderolabs/talos/pkg/machinery/api/common"
 	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
 	"github.com/siderolabs/talos/pkg/machinery/client"
@@ -120,20 +121,16 @@ func TestDiscoveryForgetsAMachineAfterItsTimeToLive(t *testing.T) {
 		b.guest.Kill()
 		l.worker()
 		l.running(workerAddr)
-		count := func() (affiliates, members int) {
+		count := func() [2]int {
 			t.Helper()
 			time.Sleep(time.Second)
 			a := must.Get(safe.StateListAll[*cluster.Affiliate](t.Context(), c.COSI))(t)
 			m := must.Get(safe.StateListAll[*cluster.Member](t.Context(), c.COSI))(t)
-			return a.Len(), m.Len()
+			return [2]int{a.Len(), m.Len()}
 		}
-		if a, m := count(); a != 3 || m != 2 {
-			t.Errorf("after the recreate: %d affiliates, %d members", a, m)
-		}
+		must.Equal(t, "affiliates, members after the recreate", [2]int{3, 2}, count())
 		time.Sleep(30 * time.Minute)
-		if a, m := count(); a != 2 || m != 2 {
-			t.Errorf("later: %d affiliates, %d members", a, m)
-		}
+		must.Equal(t, "affiliates, members later", [2]int{2, 2}, count())
 	})
 }
 
@@ -154,9 +151,7 @@ func TestRecorderSeesAndBreaksCalls(t *testing.T) {
 		calls := l.rec.Calls()[from:]
 		last := calls[len(calls)-1]
 		want := record.Call{Seq: last.Seq, Proto: "talos", Target: cpAddr, Method: "/machine.MachineService/Reboot", User: "os:admin", Mutation: true}
-		if diff := cmp.Diff(want, last); diff != "" || ended != 0 {
-			t.Errorf("%d calls ended; the last (-want +got):\n%s", ended, diff)
-		}
+		must.Equal(t, "the last call, and those that ended", []any{want, 0}, []any{last, ended})
 		time.Sleep(time.Minute)
 		l.running(cpAddr)
 		must.Equal(t, "the machine rebooted", 1, len(l.lines(&l.kubelets)))
@@ -235,17 +230,14 @@ func TestDescribe(t *testing.T) {
 	l := newLab(t)
 	conf := l.config(cp1(oldRef))
 	of := func(build string) string {
-		system := must.Get(l.fw.Preinstalled(conf, ukiOf(t, image(build)), true))(t)
-		return talosapi.Describe(system)
+		return talosapi.Describe(must.Get(l.fw.Preinstalled(conf, ukiOf(t, image(build)), true))(t))
 	}
 	first, again, other := of("old"), of("old"), of("new")
 	if first != again || first == other {
 		t.Errorf("descriptions:\n%s\n%s\n%s", first, again, other)
 	}
 	data, more := talosapi.DataDisk("u-data", []byte("a")), talosapi.DataDisk("u-data", []byte("a"))
-	if talosapi.Describe(data) == talosapi.Describe(more) {
-		t.Error("two data disks with UUIDs of their own read alike")
-	}
+	must.Equal(t, "two data disks with UUIDs of their own read alike", false, talosapi.Describe(data) == talosapi.Describe(more))
 }
 
 // eventsOf are a machine's events of sequences, phases and services, from the beginning of its
@@ -420,8 +412,7 @@ func lines(t *testing.T, c *client.Client, namespace string, driver common.Conta
 		piece, err := s.Recv()
 		if errors.Is(err, io.EOF) {
 			return all, nil
-		}
-		if err != nil {
+		} else if err != nil {
 			return nil, err
 		}
 		all = append(all, strings.TrimSuffix(string(piece.GetBytes()), "\n"))
@@ -435,19 +426,14 @@ func TestLogs(t *testing.T) {
 		if err != nil || !strings.HasSuffix(all[0], " initialize sequence: 8 phase(s)") {
 			t.Fatalf("machined: %q, %v", all, err)
 		}
-		last, err := lines(t, c, system, inContainerd, "machined", 2)
-		if diff := cmp.Diff(all[len(all)-2:], last); diff != "" || err != nil {
-			t.Errorf("the last two lines (-want +got):\n%s%v", diff, err)
-		}
+		last := must.Get(lines(t, c, system, inContainerd, "machined", 2))(t)
+		must.Equal(t, "the last two lines", all[len(all)-2:], last)
 		pod := "kube-system/kube-apiserver-cp1"
 		_, err = lines(t, c, constants.K8sContainerdNamespace, common.ContainerDriver_CRI, pod+":nonsense", -1)
 		requireError(t, "no container", err, codes.Unknown, "not found")
-		_, err = lines(t, c, "", common.ContainerDriver_CRI, pod, -1)
-		requireError(t, "no namespace", err, codes.InvalidArgument, "namespace can't be empty")
-		registered, err := c.LogsContainers(t.Context())
-		if err != nil || !slices.Contains(registered.GetMessages()[0].GetIds(), "ext-guest") {
-			t.Errorf("registered logs %v, %v", registered, err)
-		}
+		requireError(t, "no namespace", must.Err(lines(t, c, "", common.ContainerDriver_CRI, pod, -1)), codes.InvalidArgument, "namespace can't be empty")
+		registered := must.Get(c.LogsContainers(t.Context()))(t).GetMessages()[0].GetIds()
+		must.Equal(t, "the extension has a log", true, slices.Contains(registered, "ext-guest"))
 		follow := must.Get(c.Logs(t.Context(), system, inContainerd, "machined", true, 0))(t)
 		synctest.Wait()
 		must.Get(c.ServiceRestart(t.Context(), "kubelet"))(t)
@@ -455,10 +441,8 @@ func TestLogs(t *testing.T) {
 			"(Stopping): Sending SIGTERM to task", "(Finished): Service finished successfully", "(Preparing): Running pre state",
 			"(Running): Started task kubelet", "(Running): Health check successful",
 		} {
-			piece, err := follow.Recv()
-			if err != nil || !strings.Contains(string(piece.GetBytes()), " service[kubelet]"+want) {
-				t.Errorf("followed: %q, %v; want %q", piece.GetBytes(), err, want)
-			}
+			piece := must.Get(follow.Recv())(t)
+			must.Contain(t, "what follows", string(piece.GetBytes()), " service[kubelet]"+want)
 		}
 	})
 }
@@ -503,8 +487,7 @@ func TestVolumesOfEveryKind(t *testing.T) {
 			"u-dir directory ready , u-locked partition ready /dev/vdc3, u-whole disk ready /dev/vdb, x-share external ready share0")
 		writes := func(path, volume string) {
 			t.Helper()
-			on, err := l.fw.PodWrites(box.hw.VMID, path, []byte("x"))
-			must.Equal(t, path, []any{nil, volume}, []any{err, on})
+			want(t, path, must.Get(l.fw.PodWrites(box.hw.VMID, path, []byte("x")))(t), volume)
 		}
 		writes("/var/mnt/whole/db", "u-whole")
 		writes("/var/log/pods/a", "LOG")
@@ -633,18 +616,16 @@ func (l *lab) lists(t *testing.T) {
 		"nothing there": {req: &machineapi.ListRequest{Root: "/usr/none"}, err: "Unknown lstat /usr/none: no such file or directory"},
 	} {
 		got, err := listed(t.Context(), c, test.req)
-		if diff := cmp.Diff(test.want, got); diff != "" || answered(err) != test.err {
-			t.Errorf("%s: err = %v (-want +got):\n%s", name, err, diff)
-		}
+		must.Equal(t, name, []any{test.want, cmp.Or(test.err, "OK")}, []any{got, said(err)})
 	}
 }
 
-// answered is the code and message of an error.
-func answered(err error) string {
+// said is a status as a line: "OK", or code and message.
+func said(err error) string {
 	if err == nil {
-		return ""
+		return "OK"
 	}
-	return status.Code(err).String() + " " + status.Convert(err).Message()
+	return status.Code(err).String() + " " + client.Status(err).Message()
 }
 
 func (l *lab) reads(t *testing.T) {
@@ -665,7 +646,7 @@ func (l *lab) reads(t *testing.T) {
 		"as a reader":            {as: role.Reader, path: "/usr/local/sbin/iscsid", err: "PermissionDenied not authorized"},
 	} {
 		got, err := readFile(t.Context(), l.client(cpAddr, test.as), test.path)
-		if !strings.HasPrefix(got, test.want) || test.want == "" && got != "" || answered(err) != test.err {
+		if !strings.HasPrefix(got, test.want) || test.want == "" && got != "" || said(err) != cmp.Or(test.err, "OK") {
 			t.Errorf("%s: %q, err = %v", name, got, err)
 		}
 	}
@@ -689,9 +670,7 @@ func (l *lab) copies(t *testing.T) {
 		"as a reader":   {as: role.Reader, path: "/usr/local", err: "PermissionDenied not authorized"},
 	} {
 		got, err := copied(t.Context(), l.client(cpAddr, test.as), test.path)
-		if diff := cmp.Diff(test.want, got); diff != "" || answered(err) != test.err {
-			t.Errorf("%s: err = %v (-want +got):\n%s", name, err, diff)
-		}
+		must.Equal(t, name, []any{test.want, cmp.Or(test.err, "OK")}, []any{got, said(err)})
 	}
 }
 
@@ -733,8 +712,7 @@ func copied(ctx context.Context, c *client.Client, path string) (lines []string,
 // are links on the node too, with the same targets. imager takes firmware out of an
 // extension; the node has it all the same, except microcode, which is no longer a file.
 func TestFilesOfExtensions(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		img := image("old")
 		img.Extensions = append(img.Extensions, artefact.Extension{
 			Name: "over", Version: "v1", Files: map[string][]byte{"/usr/local/sbin/iscsid": []byte("of over")},
@@ -750,21 +728,15 @@ func TestFilesOfExtensions(t *testing.T) {
 		for path, content := range map[string]string{
 			"/usr/local/sbin/iscsid": "of over", "/usr/local/lib/lib/lib.so": "library", "/usr/lib/firmware/nic/a.bin": "blob", "/usr/local/bin/nic": "nic",
 		} {
-			got, err := readFile(t.Context(), c, path)
-			if err != nil {
-				t.Error(err)
-			}
-			want(t, path, got, content)
+			want(t, path, must.Get(readFile(t.Context(), c, path))(t), content)
 		}
 		for root, files := range map[string][]string{
 			"/usr/local/lib/tool": {"./", "lib.so -> lib.so.0", "lib.so.0 7"},
 			"/usr/lib/firmware":   {"./", "nic/", "nic/a.bin 4"},
 		} {
-			got, err := listed(t.Context(), c, &machineapi.ListRequest{Root: root, Recurse: true})
+			got := must.Get(listed(t.Context(), c, &machineapi.ListRequest{Root: root, Recurse: true}))(t)
 			got = slices.DeleteFunc(got, func(line string) bool { return line == "intel-ucode/" }) // the directory may remain
-			if diff := cmp.Diff(files, got); diff != "" || err != nil {
-				t.Errorf("%s: err = %v (-want +got):\n%s", root, err, diff)
-			}
+			must.Equal(t, root, files, got)
 		}
 	})
 }
@@ -776,9 +748,7 @@ func TestNamesFollowTheIdentity(t *testing.T) {
 		read := func(c *client.Client) (names []string) {
 			t.Helper()
 			for _, at := range []string{"/etc/machine-id", "/etc/iscsi/initiatorname.iscsi", "/etc/nvme/hostid", "/etc/nvme/hostnqn"} {
-				r := must.Get(c.Read(t.Context(), at))(t)
-				text := must.Get(io.ReadAll(r))(t)
-				names = append(names, strings.TrimSpace(string(text)))
+				names = append(names, strings.TrimSpace(must.Get(readFile(t.Context(), c, at))(t)))
 			}
 			return names
 		}
@@ -798,9 +768,7 @@ func TestNamesFollowTheIdentity(t *testing.T) {
 		box.guest.Kill()
 		box, second := create()
 		for i := range first {
-			if first[i] == second[i] {
-				t.Errorf("%q is that of the old system disk", second[i])
-			}
+			must.Equal(t, second[i]+" is that of the old system disk", false, first[i] == second[i])
 		}
 		box.guest.Kill()
 	})

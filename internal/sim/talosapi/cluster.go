@@ -1,14 +1,13 @@
 package talosapi
 
 import (
-	"archive/tar"
 	"bytes"
 	"cmp"
-	"compress/gzip"
 	"context"
 	"crypto/sha256"
 	stdx509 "crypto/x509"
 	"encoding/base64"
+	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -111,7 +110,9 @@ func (c *Cluster) MachineConfig(m Machine) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make configuration of %s: %w", m.Hostname, err)
 	}
-	own, err := container.New(personal(cfg.Documents(), m)...)
+	docs := cfg.Documents()
+	personalize(docs, m)
+	own, err := container.New(docs...)
 	if err != nil {
 		return nil, fmt.Errorf("make configuration of %s: %w", m.Hostname, err)
 	}
@@ -128,9 +129,8 @@ func (c *Cluster) MachineConfig(m Machine) ([]byte, error) {
 	return b, nil
 }
 
-// personal sets the machine's own name and install disk in generated documents.
-func personal(docs []configtypes.Document, m Machine) []configtypes.Document {
-	var out []configtypes.Document
+// personalize sets the machine's own name and install disk in generated documents.
+func personalize(docs []configtypes.Document, m Machine) {
 	for _, doc := range docs {
 		switch d := doc.(type) {
 		case *netconf.HostnameConfigV1Alpha1:
@@ -142,9 +142,7 @@ func personal(docs []configtypes.Document, m Machine) []configtypes.Document {
 				in.InstallDisk, in.InstallDiskSelector = "", &v1alpha1.InstallDiskSelector{Serial: m.InstallSerial}
 			}
 		}
-		out = append(out, doc)
 	}
-	return out
 }
 
 func (c *Cluster) input(more ...generate.Option) (*generate.Input, error) {
@@ -210,16 +208,12 @@ func (s *machineService) GenerateClientConfiguration(_ context.Context, req *mac
 	if r := roles.Strings(); len(r) == 1 {
 		name = strings.TrimPrefix(r[0], role.Prefix) + "@" + name
 	}
-	ca := bundle.Certs.OS.Crt
+	ca, encode := bundle.Certs.OS.Crt, base64.StdEncoding.EncodeToString
+	talosconfig := fmt.Appendf(nil, "context: %[1]s\ncontexts:\n    %[1]s:\n        endpoints: []\n        ca: %s\n        crt: %s\n        key: %s\n",
+		name, encode(ca), encode(cert.Crt), encode(cert.Key))
 	return &machineapi.GenerateClientConfigurationResponse{Messages: []*machineapi.GenerateClientConfiguration{{
-		Ca: ca, Crt: cert.Crt, Key: cert.Key, Talosconfig: talosconfig(name, ca, cert),
+		Ca: ca, Crt: cert.Crt, Key: cert.Key, Talosconfig: talosconfig,
 	}}}, nil
-}
-
-// talosconfig returns a client configuration of one context, without endpoints.
-func talosconfig(name string, ca []byte, cert *x509.PEMEncodedCertificateAndKey) []byte {
-	return fmt.Appendf(nil, "context: %[1]s\ncontexts:\n    %[1]s:\n        endpoints: []\n        ca: %s\n        crt: %s\n        key: %s\n",
-		name, base64.StdEncoding.EncodeToString(ca), base64.StdEncoding.EncodeToString(cert.Crt), base64.StdEncoding.EncodeToString(cert.Key))
 }
 
 // Kubeconfig implements the API: a gzipped tar of one file.
@@ -236,15 +230,7 @@ func (s *machineService) Kubeconfig(_ *emptypb.Empty, srv grpc.ServerStreamingSe
 		return err
 	}
 	var packed bytes.Buffer
-	z := gzip.NewWriter(&packed)
-	archive := tar.NewWriter(z)
-	if err := archive.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: "kubeconfig", Size: int64(len(file)), ModTime: time.Now(), Mode: 0o600}); err != nil {
-		return err
-	}
-	if _, err := archive.Write(file); err != nil {
-		return err
-	}
-	if err := z.Close(); err != nil {
+	if err := (nodeFiles{"/kubeconfig": {mode: 0o600, data: file}}).pack(&packed, "/kubeconfig"); err != nil {
 		return err
 	}
 	return srv.Send(&common.Data{Bytes: packed.Bytes()})
@@ -510,13 +496,11 @@ func (b *boot) publishMembers(ctx context.Context, specs []cluster.AffiliateSpec
 			OperatingSystem: spec.OperatingSystem, ControlPlane: spec.ControlPlane,
 		})
 	}
-	if err := b.store.replace(ctx, cluster.NamespaceName, cluster.AffiliateType, affiliates); err != nil {
-		return err
-	}
-	if err := b.store.replace(ctx, cluster.NamespaceName, cluster.MemberType, slices.Collect(maps.Values(members))); err != nil {
-		return err
-	}
-	return b.store.replace(ctx, kubespan.NamespaceName, kubespan.PeerSpecType, b.peers(specs))
+	return errors.Join(
+		b.store.replace(ctx, cluster.NamespaceName, cluster.AffiliateType, affiliates),
+		b.store.replace(ctx, cluster.NamespaceName, cluster.MemberType, slices.Collect(maps.Values(members))),
+		b.store.replace(ctx, kubespan.NamespaceName, kubespan.PeerSpecType, b.peers(specs)),
+	)
 }
 
 // peers returns the peers of KubeSpan: an address that an earlier peer has is taken from the later one.
@@ -661,12 +645,8 @@ func (m *machine) etcdFault() EtcdFault {
 func (h *hub) etcdOf(clusterID, id string) *etcd.Cluster {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	for _, c := range h.etcds[clusterID] {
-		if hexID(c.ID()) == id {
-			return c
-		}
-	}
-	return nil
+	c, _ := first(h.etcds[clusterID], func(c *etcd.Cluster) bool { return hexID(c.ID()) == id })
+	return c
 }
 
 // changes returns a channel that is closed at the next change in the hub.
@@ -675,17 +655,14 @@ func (h *hub) changes() <-chan struct{} { return guarded(&h.mu, &h.changed) }
 // reachEtcd returns the etcd that a client finds at the control planes' addresses. If nothing listens, reachEtcd
 // retries for a while, then fails as clientv3 does.
 func (b *boot) reachEtcd(ctx context.Context) (*etcd.Cluster, error) {
-	h := b.m.fw.hub
 	if reached, _ := b.peered(); !reached {
 		if !b.m.fw.sleep(ctx, dialTime) {
 			return nil, ctx.Err()
 		}
 		return nil, status.Error(codes.DeadlineExceeded, "context deadline exceeded")
 	}
-	h.mu.Lock()
-	clusters := slices.Clone(h.etcds[clusterID(b.config())])
-	h.mu.Unlock()
-	for _, c := range slices.Backward(clusters) {
+	h, id := b.m.fw.hub, clusterID(b.config())
+	for _, c := range slices.Backward(look(&h.mu, func() []*etcd.Cluster { return slices.Clone(h.etcds[id]) })) {
 		if c.Runs() {
 			return c, nil
 		}

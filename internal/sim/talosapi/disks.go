@@ -125,8 +125,10 @@ func (m *machine) devices() []device { return devicesOf(m.hw, m.drives()) }
 
 func (m *machine) drives() []world.Drive {
 	drives := m.hw.Drives()
-	for i, t := 0, m.has(); i < len(drives); i++ {
-		drives[i] = t.shown(drives[i])
+	if m.has().Nameless {
+		for i := range drives {
+			drives[i].Serial, drives[i].WWN = "", ""
+		}
 	}
 	return drives
 }
@@ -505,10 +507,7 @@ func (m *machine) readMedium(d device) (medium, bool) {
 		img, err := artefact.ReadISO(d.bytes())
 		return medium{key: d.Key, image: img}, err == nil
 	}
-	l, ok := readLoader(d)
-	if !ok {
-		return medium{}, false
-	}
+	l, _ := decoded[loader](d.disk, labelEFI)
 	e, ok := m.selected(l)
 	if !ok {
 		return medium{}, false
@@ -533,13 +532,9 @@ func WithMachineConfig(disk []byte, change func([]byte) []byte) ([]byte, error) 
 	if err != nil {
 		return nil, err
 	}
-	var s stateData
-	p, ok := partition(parsed, labelState)
+	s, ok := decoded[stateData](parsed, labelState)
 	if !ok {
 		return nil, errNoState
-	}
-	if err := json.Unmarshal(p.Data, &s); err != nil {
-		return nil, fmt.Errorf("read state: %w", err)
 	}
 	s.Config = change(s.Config)
 	if _, err := parseConfig(s.Config); err != nil {
@@ -640,19 +635,19 @@ func encoded(v any) []byte {
 
 // readState returns the state on the system disk; false if there is none.
 func readState(devs []device) (stateData, bool) {
-	d, ok := systemDisk(devs)
-	if !ok {
-		return stateData{}, false
-	}
-	p, ok := partition(d.disk, labelState)
-	if !ok {
-		return stateData{}, false
-	}
-	var s stateData
-	if err := json.Unmarshal(p.Data, &s); err != nil || len(bytes.TrimSpace(s.Config)) == 0 {
+	d, _ := systemDisk(devs)
+	s, ok := decoded[stateData](d.disk, labelState)
+	if !ok || len(bytes.TrimSpace(s.Config)) == 0 {
 		return stateData{}, false
 	}
 	return s, true
+}
+
+// decoded reads the JSON in a partition; false if there is none.
+func decoded[T any](d artefact.Disk, label string) (v T, ok bool) {
+	p, _ := partition(d, label)
+	err := json.Unmarshal(p.Data, &v)
+	return v, err == nil
 }
 
 // systemDisk returns the first disk with a META partition: to Talos that means "installed".
@@ -722,27 +717,6 @@ func (l loader) nextName(version string) string {
 	return fmt.Sprintf("Talos-%s~%d.efi", version, highest+1)
 }
 
-func readLoader(d device) (loader, bool) {
-	efi, ok := partition(d.disk, labelEFI)
-	if !ok {
-		return loader{}, false
-	}
-	var l loader
-	return l, json.Unmarshal(efi.Data, &l) == nil
-}
-
-// editLoader changes the boot entries of the disk at that key.
-func (m *machine) editLoader(key string, change func(*loader)) error {
-	return m.editJSON(key, labelEFI, func(data []byte) ([]byte, error) {
-		var l loader
-		if err := json.Unmarshal(data, &l); err != nil {
-			return nil, fmt.Errorf("read boot entries: %w", err)
-		}
-		change(&l)
-		return encoded(l), nil
-	})
-}
-
 // metaData holds the tags of the META partition that the lab simulates.
 type metaData struct {
 	Upgrade string `json:",omitempty"` // entry to fall back to
@@ -750,44 +724,33 @@ type metaData struct {
 }
 
 func readMeta(d device) metaData {
-	var meta metaData
-	if p, ok := partition(d.disk, labelMeta); ok && len(p.Data) > 0 {
-		_ = json.Unmarshal(p.Data, &meta) // invalid data counts as no tags
-	}
+	meta, _ := decoded[metaData](d.disk, labelMeta) // invalid data counts as no tags
 	return meta
 }
 
-// editMeta changes the tags in META. Without tags the partition is empty.
-func (m *machine) editMeta(key string, change func(*metaData)) error {
-	return m.editJSON(key, labelMeta, func(data []byte) ([]byte, error) {
-		var meta metaData
-		if len(data) > 0 {
-			if err := json.Unmarshal(data, &meta); err != nil {
-				return nil, fmt.Errorf("read META: %w", err)
-			}
-		}
-		change(&meta)
-		if meta == (metaData{}) {
-			return nil, nil
-		}
-		return encoded(meta), nil
-	})
-}
-
-// editJSON changes the data of a partition unless change fails.
-func (m *machine) editJSON(key, label string, change func([]byte) ([]byte, error)) error {
+// editJSON changes the boot entries in EFI, or the tags in META, of the disk at that key. Without tags META is empty.
+func editJSON[T any](m *machine, key, label string, change func(*T)) error {
 	var failed error
 	err := m.rewrite(key, func(disk artefact.Disk) artefact.Disk {
 		return edited(disk, label, func(data []byte) []byte {
-			changed, err := change(data)
-			if err != nil {
-				failed = err
-				return data
+			var v T
+			if len(data) > 0 || label != labelMeta {
+				if failed = json.Unmarshal(data, &v); failed != nil {
+					return data
+				}
 			}
-			return changed
+			change(&v)
+			if changed := encoded(v); string(changed) != "{}" {
+				return changed
+			}
+			return nil
 		})
 	})
 	return errors.Join(err, failed)
+}
+
+func (m *machine) editMeta(key string, change func(*metaData)) error {
+	return editJSON(m, key, labelMeta, change)
 }
 
 // efiString returns a string variable as in efivarfs: four bytes of attributes, then UTF-16LE with a final NUL.
@@ -905,7 +868,7 @@ func (m *machine) defaultEntry(l loader) string {
 // setDefault makes an entry of the disk at that key the default.
 func (m *machine) setDefault(key, name string) error {
 	if !m.uefi() {
-		return m.editLoader(key, func(l *loader) { l.Default = name })
+		return editJSON(m, key, labelEFI, func(l *loader) { l.Default = name })
 	}
 	v := readVariables(m.hw.NVRAM.Bytes())
 	v.LoaderEntryDefault = name
@@ -967,9 +930,7 @@ func (s *bootImages) keep(uki []byte) (string, error) {
 
 // read returns the boot image with that digest.
 func (s *bootImages) read(sum string) (artefact.Image, error) {
-	s.mu.Lock()
-	m := s.held[sum]
-	s.mu.Unlock()
+	m := look(&s.mu, func() *world.Media { return s.held[sum] })
 	if m == nil {
 		return artefact.Image{}, fmt.Errorf("%w: nothing with SHA-256 %s is here", artefact.ErrNotBootable, sum)
 	}

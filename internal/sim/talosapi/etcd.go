@@ -57,9 +57,9 @@ type etcdService struct {
 	status    service
 	cluster   *etcd.Cluster // set while the server runs
 	member    uint64
-	joined    bool          // by this start of the service: Talos promotes the learner only then
-	bootstrap *bootstrap    // nil: the service joins a cluster
-	wake      chan struct{} // closed when bootstrap is set
+	joined    bool                         // by this start of the service: Talos promotes the learner only then
+	bootstrap *machineapi.BootstrapRequest // nil: the service joins a cluster
+	wake      chan struct{}                // closed when bootstrap is set
 
 	becomeUp func()
 }
@@ -121,9 +121,8 @@ func (e *etcdService) run(ctx context.Context) {
 		}
 	}
 	if errors.Is(context.Cause(ctx), errOrderly) {
-		e.mu.Lock()
-		e.status = service{id: "etcd", state: stateFinished, message: "Service finished successfully", unknown: true, at: time.Now()}
-		e.mu.Unlock()
+		finished := service{id: "etcd", state: stateFinished, message: "Service finished successfully", unknown: true, at: time.Now()}
+		holding(&e.mu, func() { e.status = finished })
 	}
 }
 
@@ -136,7 +135,7 @@ func (e *etcdService) prepare(ctx context.Context) (*etcd.Cluster, EtcdData, err
 		if d := b.m.etcdData(); d != nil {
 			return b.m.fw.hub.etcdOf(clusterID(b.config()), d.Cluster), *d, nil
 		}
-		order := e.ordered()
+		order := guarded(&e.mu, &e.bootstrap)
 		cluster, data, err := e.form(ctx, order)
 		if err == nil {
 			err = b.m.writeEtcdData(&data)
@@ -147,7 +146,7 @@ func (e *etcdService) prepare(ctx context.Context) (*etcd.Cluster, EtcdData, err
 		if err == nil {
 			return cluster, data, nil
 		}
-		if order != nil && order.recover {
+		if order.GetRecoverEtcd() {
 			e.fail(ctx, order, err)
 			e.show(ctx, service{state: statePreparing, message: "Running pre state", unknown: true})
 			continue
@@ -163,14 +162,7 @@ func (e *etcdService) prepare(ctx context.Context) (*etcd.Cluster, EtcdData, err
 // pause waits for the next attempt to join; a bootstrap request ends it early.
 func (e *etcdService) pause(ctx context.Context) {
 	defer e.b.m.account("etcd")()
-	t := time.NewTimer(e.b.m.fw.scaled(etcdJoinRetry))
-	defer t.Stop()
-	wake := guarded(&e.mu, &e.wake)
-	select {
-	case <-ctx.Done():
-	case <-t.C:
-	case <-wake:
-	}
+	awaitChange(ctx, guarded(&e.mu, &e.wake), time.Now().Add(e.b.m.fw.scaled(etcdJoinRetry)))
 }
 
 func (b *boot) hostname() string {
@@ -728,11 +720,6 @@ func (b *boot) leaveEtcd(ctx context.Context, c *etcd.Cluster) error {
 	return b.refresh(ctx)
 }
 
-// bootstrap holds the parameters of a bootstrap.
-type bootstrap struct {
-	recover, skipHash bool
-}
-
 // Bootstrap implements the API. It returns as soon as the service has the request.
 func (s *machineService) Bootstrap(ctx context.Context, req *machineapi.BootstrapRequest) (*machineapi.BootstrapResponse, error) {
 	cfg := s.boot.config()
@@ -759,7 +746,11 @@ func (s *machineService) Bootstrap(ctx context.Context, req *machineapi.Bootstra
 	if s.boot.m.etcdData() != nil {
 		return nil, status.Error(codes.AlreadyExists, "etcd data directory is not empty")
 	}
-	e.request(bootstrap{recover: req.GetRecoverEtcd(), skipHash: req.GetRecoverSkipHashCheck()})
+	holding(&e.mu, func() { // it forms a new cluster as soon as it can
+		e.bootstrap = req
+		close(e.wake)
+		e.wake = make(chan struct{})
+	})
 	return &machineapi.BootstrapResponse{Messages: []*machineapi.Bootstrap{{}}}, nil
 }
 
@@ -787,37 +778,24 @@ func (s *machineService) EtcdRecover(srv grpc.ClientStreamingServer[common.Data,
 	return srv.SendAndClose(&machineapi.EtcdRecoverResponse{Messages: []*machineapi.EtcdRecover{{}}})
 }
 
-// request makes the service form a new cluster as soon as it can.
-func (e *etcdService) request(how bootstrap) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.bootstrap = &how
-	close(e.wake)
-	e.wake = make(chan struct{})
-}
-
-func (e *etcdService) ordered() *bootstrap { return guarded(&e.mu, &e.bootstrap) }
-
 // form finds or makes the cluster that this machine will be a member of.
-func (e *etcdService) form(ctx context.Context, how *bootstrap) (*etcd.Cluster, EtcdData, error) {
-	switch {
-	case e.b.begins():
+func (e *etcdService) form(ctx context.Context, how *machineapi.BootstrapRequest) (*etcd.Cluster, EtcdData, error) {
+	switch begins := e.b.begins(); {
+	case begins, how != nil && !how.GetRecoverEtcd():
 		return e.found(ctx, nil)
 	case how == nil:
 		return e.join(ctx)
-	case how.recover:
-		data, err := e.uploaded(how.skipHash)
-		if err != nil {
-			return nil, EtcdData{}, err
-		}
-		c, d, err := e.found(ctx, data)
-		if err == nil {
-			h := e.b.m.fw.hub
-			h.change(func() { delete(h.recovery, e.b.m.hw.VMID) })
-		}
-		return c, d, err
 	}
-	return e.found(ctx, nil)
+	data, err := e.uploaded(how.GetRecoverSkipHashCheck())
+	if err != nil {
+		return nil, EtcdData{}, err
+	}
+	c, d, err := e.found(ctx, data)
+	if err == nil {
+		h := e.b.m.fw.hub
+		h.change(func() { delete(h.recovery, e.b.m.hw.VMID) })
+	}
+	return c, d, err
 }
 
 // begins reports whether etcd begins alone when its directory is empty: on a control plane of type init, unless the
@@ -890,7 +868,7 @@ func (e *etcdService) uploaded(skipHash bool) ([]etcd.KeyValue, error) {
 }
 
 // fail ends the service until the next bootstrap request, as Talos does after a failure before the server's start.
-func (e *etcdService) fail(ctx context.Context, how *bootstrap, err error) {
+func (e *etcdService) fail(ctx context.Context, how *machineapi.BootstrapRequest, err error) {
 	e.show(ctx, service{state: stateFailed, message: "Failed to run pre stage: " + err.Error(), unknown: true})
 	e.mu.Lock()
 	wake := e.wake
@@ -899,10 +877,7 @@ func (e *etcdService) fail(ctx context.Context, how *bootstrap, err error) {
 	if again {
 		return
 	}
-	select {
-	case <-ctx.Done():
-	case <-wake:
-	}
+	awaitChange(ctx, wake, time.Time{})
 }
 
 // snapshot returns the cluster's database with its clients' data.

@@ -14,7 +14,6 @@ import (
 
 	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
 	"github.com/siderolabs/talos/pkg/machinery/client"
-	"github.com/siderolabs/talos/pkg/machinery/resources/network"
 	"github.com/siderolabs/talos/pkg/machinery/role"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/types/known/emptypb"
@@ -147,9 +146,7 @@ func (q *quorum) machine(n int) string {
 // intact requires that etcd never lost its quorum.
 func (q *quorum) intact() {
 	q.t.Helper()
-	if v := q.fw.EtcdViolations(); len(v) > 0 {
-		q.t.Errorf("violations %q", v)
-	}
+	must.Equal(q.t, "violations", 0, len(q.fw.EtcdViolations()))
 }
 
 // replace starts cp3 with an empty data disk in place of the one that runs.
@@ -204,9 +201,7 @@ func TestEtcdCaseCEmptyDataOtherName(t *testing.T) {
 		want(t, "members", q.members(), "cp1 cp2 cp3")
 		want(t, "service", q.service(3), "Preparing ?: Running pre state")
 		want(t, "machine", q.machine(3), "booting ready=true")
-		if !q.onScreen("error adding member: etcdserver: unhealthy cluster") {
-			t.Errorf("screen %q", q.lines(&q.screen))
-		}
+		q.shows("error adding member: etcdserver: unhealthy cluster")
 		q.remove("cp3")
 		q.running(address(3))
 		want(t, "members", q.members(), "cp1 cp2 cp4")
@@ -222,9 +217,7 @@ func TestEtcdCaseDRemovedWithItsDataKept(t *testing.T) {
 		want(t, "members", q.members(), "cp1 cp2")
 		want(t, "service", q.service(3), "Waiting ?: Runner Containerd(etcd) exited without error, going to restart it")
 		want(t, "machine", q.machine(3), "booting ready=false services: etcd not running")
-		if !q.onScreen("the member has been permanently removed from the cluster") {
-			t.Errorf("screen %q", q.lines(&q.screen))
-		}
+		q.shows("the member has been permanently removed from the cluster")
 	})
 }
 
@@ -233,15 +226,11 @@ func TestEtcdADuplicateNameEvictsALiveMember(t *testing.T) {
 		q.replace("cp2") // only two of three run: etcd protects the quorum, so nothing happens
 		time.Sleep(time.Minute)
 		want(t, "members", q.members(), "cp1 cp2 cp3")
-		if !q.onScreen("error removing self from the member list: etcdserver: unhealthy cluster") {
-			t.Errorf("screen %q", q.lines(&q.screen))
-		}
+		q.shows("error removing self from the member list: etcdserver: unhealthy cluster")
 		q.remove("cp3")
 		live := q.id("cp2")
 		time.Sleep(time.Minute)
-		if q.id("cp2") == live {
-			t.Errorf("the live member is still there: %v", q.fw.EtcdMembers())
-		}
+		must.Equal(t, "the live member is still there", false, q.id("cp2") == live)
 		want(t, "the evicted machine", q.machine(2), "running ready=false services: etcd not running")
 	})
 }
@@ -256,8 +245,7 @@ func TestEtcdWithoutQuorumWaits(t *testing.T) {
 		}
 		short, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 		defer cancel()
-		_, err := q.admin(1).EtcdMemberList(short, &machineapi.EtcdMemberListRequest{})
-		requireError(t, "with a deadline", err, codes.DeadlineExceeded, "")
+		requireError(t, "with a deadline", must.Err(q.admin(1).EtcdMemberList(short, &machineapi.EtcdMemberListRequest{})), codes.DeadlineExceeded, "")
 		s := must.Get(q.admin(1).EtcdStatus(t.Context()))(t)
 		if m := s.GetMessages()[0].GetMemberStatus(); m.GetLeader() != 0 || !slices.Equal(m.GetErrors(), []string{"etcdserver: no leader"}) {
 			t.Errorf("status %v", m)
@@ -295,9 +283,7 @@ func TestEtcdDataHasAVolumeOfItsOwn(t *testing.T) {
 		if d := talosapi.Describe(data.Media.Bytes()); !strings.HasPrefix(d, "ETCD ") || !strings.HasSuffix(d, " etcd voter cp1") {
 			t.Errorf("data disk %s", d)
 		}
-		if d := talosapi.Describe(b.drives[0].Media.Bytes()); strings.Contains(d, "etcd voter") {
-			t.Errorf("system disk %s", d)
-		}
+		must.Equal(t, "a voter is on the system disk", false, strings.Contains(talosapi.Describe(b.drives[0].Media.Bytes()), "etcd voter"))
 
 		// Talos refuses a configuration without the document for a node that runs, but a new system disk has it: etcd's
 		// directory is on EPHEMERAL, and empty; the partition stays as it is.
@@ -309,9 +295,7 @@ func TestEtcdDataHasAVolumeOfItsOwn(t *testing.T) {
 		b.on()
 		c = l.client(cpAddr, role.Admin)
 		time.Sleep(time.Minute)
-		if err := c.Bootstrap(t.Context(), &machineapi.BootstrapRequest{}); err != nil {
-			t.Errorf("etcd's directory is not empty: %v", err)
-		}
+		must.Do(t, c.Bootstrap(t.Context(), &machineapi.BootstrapRequest{})) // etcd's directory is empty
 		l.running(cpAddr)
 		must.Equal(t, "the data disk changed", kept, talosapi.Lasting(data.Media.Bytes()))
 	})
@@ -343,12 +327,8 @@ func TestEtcdLeaveCluster(t *testing.T) {
 		want(t, "members", q.members(), "cp1 cp2")
 		want(t, "service", q.service(3), "Finished ?: Service finished successfully")
 		want(t, "machine", q.machine(3), "running ready=false services: etcd not running")
-		if d := talosapi.Describe(q.data["cp3"].Media.Bytes()); strings.Contains(d, "etcd") {
-			t.Errorf("data %s", d)
-		}
-		if _, err := q.admin(3).EtcdMemberList(t.Context(), &machineapi.EtcdMemberListRequest{}); err != nil {
-			t.Errorf("it asks the others: %v", err)
-		}
+		must.Equal(t, "etcd's data is there", false, strings.Contains(talosapi.Describe(q.data["cp3"].Media.Bytes()), "etcd"))
+		must.Get(q.admin(3).EtcdMemberList(t.Context(), &machineapi.EtcdMemberListRequest{}))(t) // it asks the others
 		// Calls to an etcd that does not run hang: the caller's deadline ends them.
 		began := time.Now()
 		patient, cancel := context.WithTimeout(t.Context(), time.Minute)
@@ -356,9 +336,7 @@ func TestEtcdLeaveCluster(t *testing.T) {
 			t.Errorf("its own status after %s: %v", time.Since(began), err)
 		}
 		cancel()
-		if err := q.admin(3).Reboot(t.Context()); err != nil { // it joins again
-			t.Fatal(err)
-		}
+		must.Do(t, q.admin(3).Reboot(t.Context())) // it joins again
 		time.Sleep(10 * time.Second)
 		q.running(address(3))
 		want(t, "members", q.members(), "cp1 cp2 cp3")
@@ -372,8 +350,7 @@ func TestEtcdOfASingleControlPlane(t *testing.T) {
 		c := q.admin(1)
 		_, err := c.EtcdForfeitLeadership(t.Context(), &machineapi.EtcdForfeitLeadershipRequest{})
 		requireError(t, "forfeit", err, codes.Unknown, "failed to forfeit leadership: cannot forfeit leadership, only one member")
-		err = c.EtcdLeaveCluster(t.Context(), &machineapi.EtcdLeaveClusterRequest{})
-		requireError(t, "leave", err, codes.Unknown, "etcdserver: re-configuration failed due to not enough started members")
+		requireError(t, "leave", c.EtcdLeaveCluster(t.Context(), &machineapi.EtcdLeaveClusterRequest{}), codes.Unknown, "etcdserver: re-configuration failed due to not enough started members")
 		err = c.EtcdRemoveMemberByID(t.Context(), &machineapi.EtcdRemoveMemberByIDRequest{MemberId: 42})
 		requireError(t, "remove nobody", err, codes.NotFound, "failed to remove member 42: etcdserver: member not found")
 		requireError(t, "bootstrap", c.Bootstrap(t.Context(), &machineapi.BootstrapRequest{}), codes.AlreadyExists, "etcd data directory is not empty")
@@ -400,18 +377,12 @@ func TestEtcdCallsThatAreRefused(t *testing.T) {
 	inQuorum(t, 1, func(t *testing.T, q *quorum) {
 		_, open := q.blank(workerAddr, image("new"))
 		ctx := t.Context()
-		_, err := open.EtcdMemberList(ctx, &machineapi.EtcdMemberListRequest{})
-		requireError(t, "in maintenance mode", err, codes.Unimplemented, "machine type is not set, cannot use member list API")
-		_, err = open.EtcdSnapshot(ctx, &machineapi.EtcdSnapshotRequest{})
-		if err == nil {
-			err = snapshotError(ctx, open)
-		}
-		requireError(t, "snapshot in maintenance mode", err, codes.PermissionDenied, "not authorized")
+		requireError(t, "in maintenance mode", must.Err(open.EtcdMemberList(ctx, &machineapi.EtcdMemberListRequest{})), codes.Unimplemented, "machine type is not set, cannot use member list API")
+		requireError(t, "snapshot in maintenance mode", snapshotError(ctx, open), codes.PermissionDenied, "not authorized")
 		apply(t, open, q.config(talosapi.Machine{Hostname: "wk1", Installer: newRef}))
 		q.running(workerAddr)
 		worker := q.client(workerAddr, role.Admin)
-		_, err = worker.EtcdStatus(ctx)
-		requireError(t, "status on a worker", err, codes.Unimplemented, "etcd status is only available on control plane nodes")
+		requireError(t, "status on a worker", must.Err(worker.EtcdStatus(ctx)), codes.Unimplemented, "etcd status is only available on control plane nodes")
 		requireError(t, "snapshot on a worker", snapshotError(ctx, worker), codes.Unimplemented, "etcd snapshot is only available on control plane nodes")
 		reader := q.client(address(1), role.Reader)
 		requireError(t, "leave as a reader", reader.EtcdLeaveCluster(ctx, &machineapi.EtcdLeaveClusterRequest{}), codes.PermissionDenied, "not authorized")
@@ -465,8 +436,7 @@ func TestEtcdFaults(t *testing.T) {
 		want(t, "alarms", alarms(), "")
 		q.fw.BreakEtcd(9002, talosapi.EtcdFault{NoSpace: true})
 		time.Sleep(time.Second)
-		_, err := q.client(address(1), role.Reader).EtcdAlarmDisarm(t.Context())
-		requireError(t, "a reader's disarm", err, codes.PermissionDenied, "not authorized")
+		requireError(t, "a reader's disarm", must.Err(q.client(address(1), role.Reader).EtcdAlarmDisarm(t.Context())), codes.PermissionDenied, "not authorized")
 		disarmed := must.Get(operator.EtcdAlarmDisarm(t.Context()))(t)
 		want(t, "disarmed", raised(disarmed.GetMessages()[0].GetMemberAlarms()), noSpace)
 		want(t, "alarms", alarms(), "")
@@ -536,10 +506,9 @@ func TestBootstrapFromASnapshot(t *testing.T) {
 		time.Sleep(5 * time.Minute)
 		want(t, "machine", q.machine(1), "booting ready=true")
 		c := q.admin(1)
-		_, err := c.EtcdMemberList(ctx, &machineapi.EtcdMemberListRequest{})
-		requireError(t, "members", err, codes.Unavailable, "connection refused")
-		_, err = q.client(address(1), role.Operator).EtcdRecover(ctx, bytes.NewReader(saved))
-		requireError(t, "as an operator", err, codes.PermissionDenied, "not authorized")
+		requireError(t, "members", must.Err(c.EtcdMemberList(ctx, &machineapi.EtcdMemberListRequest{})), codes.Unavailable, "connection refused")
+		operator := q.client(address(1), role.Operator)
+		requireError(t, "as an operator", must.Err(operator.EtcdRecover(ctx, bytes.NewReader(saved))), codes.PermissionDenied, "not authorized")
 
 		recover := &machineapi.BootstrapRequest{RecoverEtcd: true}
 		flipped := bytes.Clone(saved)
@@ -593,15 +562,6 @@ func TestTypeInit(t *testing.T) {
 	})
 }
 
-// hostname is the name of the machine that answers.
-func hostname(ctx context.Context, c *client.Client) (string, error) {
-	r, err := get[*network.HostnameStatus](ctx, c, network.NewHostnameStatus(network.NamespaceName, network.HostnameID).Metadata())
-	if err != nil {
-		return "", err
-	}
-	return r.TypedSpec().Hostname, nil
-}
-
 func TestCallsArePassedOn(t *testing.T) {
 	inQuorum(t, 2, func(t *testing.T, q *quorum) {
 		q.worker()
@@ -611,15 +571,11 @@ func TestCallsArePassedOn(t *testing.T) {
 			got, err := hostname(client.WithNode(t.Context(), target), reader)
 			must.Equal(t, target, []any{nil, want}, []any{err, got})
 		}
-		_, err := reader.Version(client.WithNode(t.Context(), "127.42.7.99"))
-		requireError(t, "nobody there", err, codes.Unavailable, "no route to host")
-		_, err = reader.Version(client.WithNode(t.Context(), "nobody"))
-		requireError(t, "no such name", err, codes.Internal, `invalid target "nobody"`)
+		requireError(t, "nobody there", must.Err(reader.Version(client.WithNode(t.Context(), "127.42.7.99"))), codes.Unavailable, "no route to host")
+		requireError(t, "no such name", must.Err(reader.Version(client.WithNode(t.Context(), "nobody"))), codes.Internal, `invalid target "nobody"`)
 
 		worker := q.client(workerAddr, role.Admin)
-		if got, err := hostname(client.WithNode(t.Context(), workerAddr), worker); err != nil || got != "wk1" {
-			t.Errorf("a worker of itself: %q, %v", got, err)
-		}
+		want(t, "a worker of itself", must.Get(hostname(client.WithNode(t.Context(), workerAddr), worker))(t), "wk1")
 	})
 }
 
@@ -636,8 +592,7 @@ func TestAnswersAreJoined(t *testing.T) {
 		}
 		want := []string{address(1) + " cp1 failed=false", address(2) + " cp2 failed=false", "127.42.7.99  failed=true"}
 		must.Equal(t, "got", want, got)
-		_, err := hostname(ctx, q.admin(1))
-		requireError(t, "resources of several machines", err, codes.InvalidArgument, "one-2-many proxying is not supported for method /cosi.resource.State/Get")
+		requireError(t, "resources of several machines", must.Err(hostname(ctx, q.admin(1))), codes.InvalidArgument, "one-2-many proxying is not supported for method /cosi.resource.State/Get")
 	})
 }
 
@@ -648,11 +603,9 @@ func TestResetOfStateLeadsToMaintenance(t *testing.T) {
 		requireError(t, "no such volume", err, codes.Unknown, `failed to get volume status with label "NONE"`)
 		err = c.ResetGeneric(t.Context(), &machineapi.ResetRequest{UserDisksToWipe: []string{"/dev/vda"}})
 		requireError(t, "the system disk", err, codes.Unknown, "reset user disk failed: device /dev/vda is the system disk")
-		if err := c.ResetGeneric(t.Context(), &machineapi.ResetRequest{
+		must.Do(t, c.ResetGeneric(t.Context(), &machineapi.ResetRequest{
 			Graceful: true, Reboot: true, SystemPartitionsToWipe: []*machineapi.ResetPartitionSpec{{Label: "STATE", Wipe: true}},
-		}); err != nil {
-			t.Fatal(err)
-		}
+		}))
 		time.Sleep(time.Minute)
 		want(t, "members", q.members(), "cp1")
 		apply(t, q.maintained(address(2)), q.conf("cp2"))

@@ -39,21 +39,11 @@ type Times struct {
 	Leave    time.Duration // orderly shutdown of services; 5 s
 }
 
-func (t Times) withDefaults() Times {
-	return Times{
-		Boot: cmp.Or(t.Boot, 10*time.Second), Firmware: cmp.Or(t.Firmware, 5*time.Second),
-		Pull: cmp.Or(t.Pull, 8*time.Second), Copy: cmp.Or(t.Copy, 12*time.Second),
-		Services: cmp.Or(t.Services, 5*time.Second), Leave: cmp.Or(t.Leave, 5*time.Second),
-	}
-}
-
 const (
+	apiPort      = 50000       // apid's
 	switchTime   = time.Second // each half of the switch from maintenance to configured, at speed 1
 	affiliateTTL = 30 * time.Minute
 )
-
-// apiPort is apid's port.
-const apiPort = 50000
 
 // Kubelet gets the starts and ends of nodes' kubelets. Its methods must not block.
 type Kubelet interface {
@@ -124,9 +114,10 @@ type Firmware struct {
 	o   Options
 	hub *hub
 
-	boots    bootImages
-	images   imageStore
-	silences silences
+	boots   bootImages
+	images  imageStore
+	silence sync.Mutex         // guards silent, and is held while it decides
+	silent  func(Request) bool // selects the requests that machines do not answer; nil: none
 
 	lastEvent atomic.Uint64
 	life      func() (context.Context, context.CancelFunc)
@@ -136,11 +127,12 @@ var _ world.Firmware = (*Firmware)(nil)
 
 // New makes firmware whose machines end with ctx at the latest.
 func New(ctx context.Context, o Options) *Firmware {
-	if o.Speed == 0 {
-		o.Speed = 1
+	o.Speed, o.NetworkBits = cmp.Or(o.Speed, 1), cmp.Or(o.NetworkBits, 24)
+	o.Times = Times{
+		Boot: cmp.Or(o.Times.Boot, 10*time.Second), Firmware: cmp.Or(o.Times.Firmware, 5*time.Second),
+		Pull: cmp.Or(o.Times.Pull, 8*time.Second), Copy: cmp.Or(o.Times.Copy, 12*time.Second),
+		Services: cmp.Or(o.Times.Services, 5*time.Second), Leave: cmp.Or(o.Times.Leave, 5*time.Second),
 	}
-	o.Times = o.Times.withDefaults()
-	o.NetworkBits = cmp.Or(o.NetworkBits, 24)
 	return &Firmware{
 		o: o, hub: newHub(),
 		life:   func() (context.Context, context.CancelFunc) { return context.WithCancel(ctx) },
@@ -251,9 +243,7 @@ func (m *machine) defectOf(ref string) Defect {
 	if what, ok := m.has().Images[ref]; ok {
 		return what
 	}
-	m.fw.hub.mu.Lock()
-	defer m.fw.hub.mu.Unlock()
-	return m.fw.hub.defects[ref]
+	return look(&m.fw.hub.mu, func() Defect { return m.fw.hub.defects[ref] })
 }
 
 // defectOf returns the defect of an image by any of its names.
@@ -278,7 +268,6 @@ func (h *hub) pulled(ref string, img artefact.Image) {
 	}
 }
 
-// build identifies one schematic's image of one version.
 func build(img artefact.Image) string { return img.SchematicID + " " + img.TalosVersion }
 
 // stumble ends the boot of a defective installed system as its defect says.
@@ -342,25 +331,9 @@ func (fw *Firmware) Trouble(vmid int, t Trouble) {
 	})
 }
 
-// trouble returns the machine's faults, and a channel closed when the faults may have changed.
-func (m *machine) trouble() (Trouble, <-chan struct{}) {
-	m.fw.hub.mu.Lock()
-	defer m.fw.hub.mu.Unlock()
-	return m.fw.hub.troubles[m.hw.VMID], m.fw.hub.troubled
-}
-
 // has returns the machine's present faults.
 func (m *machine) has() Trouble {
-	t, _ := m.trouble()
-	return t
-}
-
-// shown returns a drive as the machine sees it.
-func (t Trouble) shown(d world.Drive) world.Drive {
-	if t.Nameless {
-		d.Serial, d.WWN = "", ""
-	}
-	return d
+	return look(&m.fw.hub.mu, func() Trouble { return m.fw.hub.troubles[m.hw.VMID] })
 }
 
 // errFull is containerd's error without free space.
@@ -373,13 +346,12 @@ const certificateValidity = x509.DefaultCertificateValidityDuration
 // in machined). Certificates are then renewed (controllers/secrets/api.go).
 func (b *boot) awaitTime(ctx context.Context) (outcome, error) {
 	for off := false; ; off = true {
-		t, changed := b.m.trouble()
-		switch {
-		case t.Clock == 0 && off:
-			b.stopAPI()
-			b.secureAPI(ctx)
-			return carryOn, nil
-		case t.Clock == 0:
+		changed := guarded(&b.m.fw.hub.mu, &b.m.fw.hub.troubled)
+		if b.m.has().Clock == 0 {
+			if off {
+				b.stopAPI()
+				b.secureAPI(ctx)
+			}
 			return carryOn, nil
 		}
 		if err := b.stage(ctx, runtime.MachineStageBooting, false, "time: time is not synced", "services: kubelet not running"); err != nil {
@@ -398,8 +370,7 @@ var errNoMachined = status.Error(codes.Unavailable,
 // haltTime is how long a machine stays halted (constants.BootTimeout); then it reboots.
 const haltTime = 70 * time.Minute
 
-// halt stops a machine whose boot medium finds Talos on a disk (haltIfInstalled in v1alpha1_sequencer_tasks.go): the
-// machine only prints a message.
+// halt stops a machine whose boot medium finds Talos on a disk (haltIfInstalled in v1alpha1_sequencer_tasks.go).
 func (m *machine) halt(ctx context.Context) outcome {
 	m.console("Talos is already installed to disk but booted from another media and talos.halt_if_installed kernel parameter is set. Please reboot from the disk.")
 	if !m.fw.sleep(ctx, haltTime) {
@@ -415,26 +386,20 @@ type Request struct {
 	Resource string // type of the resource, for reads of resources
 }
 
-// silences are the requests that machines do not answer.
-type silences struct {
-	mu     sync.Mutex
-	silent func(Request) bool // nil: everything is answered
-}
-
 // Silence makes machines accept each request that silent selects and never answer it, like
 // a hanging machined, or a hanging kernel behind an open port. silent sees every request
 // that this Firmware's machines get and allow; nil ends the silence for later requests.
 func (fw *Firmware) Silence(silent func(Request) bool) {
-	holding(&fw.silences.mu, func() { fw.silences.silent = silent })
+	holding(&fw.silence, func() { fw.silent = silent })
 }
 
 func (m *machine) silent(method, resource string) bool {
 	if m.astray.Load() {
 		return true
 	}
-	m.fw.silences.mu.Lock()
-	defer m.fw.silences.mu.Unlock()
-	return m.fw.silences.silent != nil && m.fw.silences.silent(Request{m.hw.VMID, method, resource})
+	m.fw.silence.Lock()
+	defer m.fw.silence.Unlock()
+	return m.fw.silent != nil && m.fw.silent(Request{m.hw.VMID, method, resource})
 }
 
 // hang returns at once unless the machine is silent about the request. Otherwise it waits until the caller or the
@@ -798,8 +763,7 @@ func (b *boot) begin(name string, phases []phase) {
 		return
 	}
 	b.ending = true
-	actor := guarded(&b.mu, &b.actor)
-	b.sequence(actor, name, phases)
+	b.sequence(guarded(&b.mu, &b.actor), name, phases)
 }
 
 // bootSequence starts the parts that make an installed machine a node, except the parts that wait for volumes.
@@ -924,26 +888,22 @@ func (m *machine) run(ctx context.Context) bool {
 	defer m.cancel()
 	med, ok := m.firmwareBoot(ctx)
 	for ok {
-		switch m.boot(ctx, med) {
+		switch end := m.boot(ctx, med); end {
 		case kexec:
-			if med, ok = m.installed(); ok {
-				continue
+			if med, ok = m.installed(); !ok {
+				med, ok = m.firmwareBoot(ctx)
 			}
-			med, ok = m.firmwareBoot(ctx)
 		case powerCycle:
 			med, ok = m.firmwareBoot(ctx)
-		case powerOff:
-			return true
 		default:
-			return false
+			return end == powerOff
 		}
 	}
 	m.dark(ctx)
 	return false
 }
 
-// dark makes the machine do nothing until it is powered off: the machine has nothing to boot, is halted, or has
-// crashed.
+// dark makes the machine do nothing until it is powered off.
 func (m *machine) dark(ctx context.Context) outcome {
 	<-ctx.Done()
 	return killed

@@ -244,9 +244,7 @@ func (b *boot) provisionState(d device) error {
 
 // stateNow returns the content of STATE for the running machine.
 func (b *boot) stateNow() (stateData, error) {
-	b.mu.Lock()
-	st := stateData{NodeID: b.nodeID}
-	b.mu.Unlock()
+	st := stateData{NodeID: guarded(&b.mu, &b.nodeID)}
 	if b.tried {
 		return st, nil
 	}
@@ -428,8 +426,7 @@ func (b *boot) dryRun(answer *machineapi.ApplyConfiguration, cfg config.Provider
 
 // persist writes the configuration for the next boot to STATE.
 func (b *boot) persist(raw []byte) error {
-	id := guarded(&b.mu, &b.nodeID)
-	return b.keep(stateData{Config: raw, NodeID: id})
+	return b.keep(stateData{Config: raw, NodeID: guarded(&b.mu, &b.nodeID)})
 }
 
 // keep writes the STATE partition.

@@ -10,11 +10,11 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/cosi-project/runtime/pkg/resource/meta"
 	"github.com/cosi-project/runtime/pkg/safe"
+	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
 	"github.com/siderolabs/talos/pkg/machinery/client"
@@ -76,13 +76,9 @@ func TestInstallFromISO(t *testing.T) {
 		want(t, "volumes", volumes(t, secure), "EPHEMERAL ready /dev/vda4, META ready /dev/vda2, STATE ready /dev/vda3, u-data ready /dev/vdb1")
 		want(t, "identity of the data volume", partitionIDs(t, secure)["vdb1"], ids["vdb1"])
 		must.Equal(t, "the install touched the data disk", before, data.Media.SHA256())
-		if _, err := readFacts(t.Context(), open); err == nil {
-			t.Error("a client without certificate still gets in")
-		}
+		must.Equal(t, "a client without certificate still gets in", false, must.Err(readFacts(t.Context(), open)) == nil)
 		must.Equal(t, "kubelets", []string{"up cp1 v1.35.4 cp=true", "up wk1 v1.35.4 cp=false"}, l.lines(&l.kubelets))
-		if took := time.Since(began); took < 45*time.Second || took > 90*time.Second {
-			t.Errorf("the install took %s", took)
-		}
+		must.Take(t, began, 45*time.Second, 90*time.Second)
 	})
 }
 
@@ -150,9 +146,7 @@ func TestRebootKeepsConfigAndData(t *testing.T) {
 		renamed := cp1(oldRef)
 		renamed.Hostname = "cp-renamed"
 		applyAs(t, c, l.config(renamed), machineapi.ApplyConfigurationRequest_STAGED)
-		if now := facts(t, c); now != first {
-			t.Errorf("a staged configuration changed %+v to %+v", first, now)
-		}
+		must.Equal(t, "with a staged configuration", first, facts(t, c), cmp.AllowUnexported(nodeFacts{}))
 		must.Do(t, c.Reboot(t.Context()))
 		time.Sleep(10 * time.Second)
 		l.awaitStage(c, runtime.MachineStageRunning)
@@ -233,11 +227,7 @@ func TestKillAtAnyTime(t *testing.T) {
 			frozen := b.drives[0].Media.SHA256()
 			time.Sleep(2 * time.Minute)
 			must.Equal(t, fmt.Sprintf("disk of a machine killed after %s", after), frozen, b.drives[0].Media.SHA256())
-			ln, err := l.net.Listen(cpAddr + ":50000")
-			if err != nil {
-				t.Fatalf("killed after %s: %v", after, err)
-			}
-			_ = ln.Close()
+			must.Do(t, must.Get(l.net.Listen(cpAddr+":50000"))(t).Close())
 		}
 	})
 }
@@ -273,9 +263,7 @@ func TestBootFromDiskImage(t *testing.T) {
 			t.Errorf("facts of the node: %+v", got)
 		}
 		want(t, "volumes", volumes(t, secure), "EPHEMERAL ready /dev/vda6, META ready /dev/vda4, STATE ready /dev/vda5")
-		if took := time.Since(began); took > 45*time.Second { // its kubelet may wait 10 s for the next attempt to join
-			t.Errorf("it took %s, as if it had rebooted", took)
-		}
+		must.Take(t, began, 0, 45*time.Second) // longer if it reboots; its kubelet may wait 10 s for the next attempt to join
 	})
 }
 
@@ -594,14 +582,6 @@ func (l *lab) alone(addr string) {
 	}
 }
 
-// said is a status as a line: "OK", or code and message.
-func said(err error) string {
-	if err == nil {
-		return "OK"
-	}
-	return status.Code(err).String() + " " + client.Status(err).Message()
-}
-
 // A machine in maintenance mode has the methods and behaviour of its release.
 func TestMaintenanceOfEachRelease(t *testing.T) {
 	unimplemented := func(mode string) string {
@@ -677,8 +657,7 @@ func inMaintenance(t *testing.T, c *client.Client, conf []byte) map[string]strin
 // An installer fails after it has partitioned the disk: since 1.14 the machine goes on as
 // a node that runs from its ISO, and reports itself as installed.
 func TestUnfinishedUnattendedInstallation(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		l := newLabOf(t, "v1.14.1")
 		l.fw.BreakImage("schematic-new", talosapi.InstallerFails)
 		b, open := l.blank(cpAddr, version("new", "v1.14.1"))
@@ -695,9 +674,7 @@ func TestUnfinishedUnattendedInstallation(t *testing.T) {
 		b.guest.Kill()
 		b.on()
 		time.Sleep(time.Minute)
-		if !l.onScreen("Talos is already installed to disk") {
-			t.Errorf("it does not halt at the next boot: %q", l.lines(&l.screen))
-		}
+		l.shows("Talos is already installed to disk") // it halts at the next boot
 	})
 }
 
@@ -794,8 +771,7 @@ func TestPullsThatFail(t *testing.T) {
 // A configuration can disable the reboot after the installation: the machine goes on as a
 // node that runs from its ISO, and boots the disk after a restart.
 func TestInstallationWithoutAReboot(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		l := newLabOf(t, "v1.14.1")
 		b, open := l.blank(cpAddr, version("new", "v1.14.1"))
 		conf := l.config(cp1(newRef))
@@ -812,8 +788,6 @@ func TestInstallationWithoutAReboot(t *testing.T) {
 		time.Sleep(5 * time.Minute)
 		now = facts(t, l.client(cpAddr, role.Admin))
 		want(t, "entry after a restart", now.entry, "talos-v1.14.1.efi")
-		if strings.Contains(now.cmdline, "talos.halt_if_installed=1") {
-			t.Errorf("after a restart it runs from the ISO: %s", now.cmdline)
-		}
+		must.Equal(t, "after a restart it runs from the ISO", false, strings.Contains(now.cmdline, "talos.halt_if_installed=1"))
 	})
 }

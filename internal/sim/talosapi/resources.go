@@ -128,9 +128,7 @@ func (b *boot) stage(ctx context.Context, s runtime.MachineStage, ready bool, un
 
 // publishConfig publishes the active configuration, the stored configuration, and what follows from the active one.
 func (b *boot) publishConfig(ctx context.Context, active config.Provider) error {
-	b.mu.Lock()
-	nodeID, stored := b.nodeID, b.stored
-	b.mu.Unlock()
+	nodeID, stored := guarded(&b.mu, &b.nodeID), guarded(&b.mu, &b.stored)
 	configs := []resource.Resource{configres.NewMachineConfig(active)}
 	if stored != nil {
 		configs = append(configs, configres.NewMachineConfigWithID(stored, configres.PersistentID))
@@ -219,10 +217,7 @@ func (b *boot) nodename() string {
 
 // gone tells all hooks that this boot's node no longer answers.
 func (b *boot) gone() {
-	b.mu.Lock()
-	known := b.cfg != nil
-	b.mu.Unlock()
-	if known {
+	if b.config() != nil {
 		b.m.fw.hub.leave(b)
 	}
 	b.withdraw()
@@ -230,10 +225,8 @@ func (b *boot) gone() {
 
 // withdraw tells the kubelet hook that the node is down.
 func (b *boot) withdraw() {
-	b.mu.Lock()
-	node := b.node
-	b.node = ""
-	b.mu.Unlock()
+	var node string
+	holding(&b.mu, func() { node, b.node = b.node, "" })
 	if node != "" && b.m.fw.o.Kubelet != nil {
 		b.m.fw.o.Kubelet.NodeDown(node, b.m.hw.UUID)
 	}

@@ -118,11 +118,8 @@ func (b *boot) listen(ctx context.Context) (net.Listener, error) {
 
 // stopAPI closes every connection and waits for the running calls to end.
 func (b *boot) stopAPI() {
-	b.mu.Lock()
-	a := b.api
-	b.api = nil
-	b.mu.Unlock()
-	if a == nil {
+	var a *api
+	if holding(&b.mu, func() { a, b.api = b.api, nil }); a == nil {
 		return
 	}
 	if a.proxy != nil {
@@ -387,23 +384,21 @@ func (b *boot) rule(ctx context.Context, access state.Access) error {
 	if !access.Verb.Readonly() {
 		return status.Error(codes.PermissionDenied, "write access is not allowed")
 	}
-	known := func(kind resource.Type, id resource.ID) (resource.Resource, error) {
-		return b.store.st.Get(ctx, resource.NewMetadata(meta.NamespaceName, kind, id, resource.VersionUndefined))
+	known := func(kind resource.Type, id resource.ID, what, name string) (resource.Resource, error) {
+		r, err := b.store.st.Get(ctx, resource.NewMetadata(meta.NamespaceName, kind, id, resource.VersionUndefined))
+		if state.IsNotFoundError(err) {
+			err = status.Errorf(codes.PermissionDenied, "%s %q is not supported", what, name)
+		}
+		return r, err
 	}
-	kind, err := known(meta.ResourceDefinitionType, strings.ToLower(access.ResourceType))
+	kind, err := known(meta.ResourceDefinitionType, strings.ToLower(access.ResourceType), "resource type", access.ResourceType)
 	switch {
-	case state.IsNotFoundError(err):
-		return status.Errorf(codes.PermissionDenied, "resource type %q is not supported", access.ResourceType)
 	case err != nil:
 		return err
 	case kind.(*meta.ResourceDefinition).TypedSpec().Sensitivity == meta.Sensitive && !roles(ctx).Includes(role.Admin):
 		return status.Error(codes.PermissionDenied, "not authorized")
 	}
-	_, err = known(meta.NamespaceType, access.ResourceNamespace)
-	switch {
-	case state.IsNotFoundError(err):
-		return status.Errorf(codes.PermissionDenied, "namespace %q is not supported", access.ResourceNamespace)
-	case err != nil:
+	if _, err = known(meta.NamespaceType, access.ResourceNamespace, "namespace", access.ResourceNamespace); err != nil {
 		return err
 	}
 	if err := b.m.hang(ctx, stateService+verbs[access.Verb], access.ResourceType); err != nil {
@@ -477,9 +472,7 @@ var joinable = []string{
 }
 
 func (p *proxy) local(target string) bool {
-	p.boot.mu.Lock()
-	defer p.boot.mu.Unlock()
-	return target == p.boot.m.addr().String() || p.boot.cfg != nil && target == hostnameOf(p.boot.cfg, p.boot.nodeID)
+	return target == p.boot.m.addr().String() || p.boot.config() != nil && target == p.boot.hostname()
 }
 
 // connect returns a connection to a machine's apid, and a context with the caller's identity.

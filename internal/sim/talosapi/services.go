@@ -75,11 +75,9 @@ func (s *machineService) ServiceList(context.Context, *emptypb.Empty) (*machinea
 }
 
 func (s *machineService) Hostname(context.Context, *emptypb.Empty) (*machineapi.HostnameResponse, error) {
-	s.boot.mu.Lock()
-	defer s.boot.mu.Unlock()
 	name := "localhost"
-	if s.boot.cfg != nil {
-		name = hostnameOf(s.boot.cfg, s.boot.nodeID)
+	if s.boot.config() != nil {
+		name = s.boot.hostname()
 	}
 	return &machineapi.HostnameResponse{Messages: []*machineapi.Hostname{{Hostname: name}}}, nil
 }
@@ -186,9 +184,7 @@ func (b *boot) etcdStatus() service {
 	if e == nil {
 		return service{id: "etcd", state: stateWaiting, unknown: true, message: "Waiting for volume " + labelEtcd + " to be mounted", at: b.started}
 	}
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.status
+	return guarded(&e.mu, &e.status)
 }
 
 // unmet returns etcd's unmet condition. While etcd is still being prepared the machine counts as ready, in stage
@@ -481,7 +477,7 @@ func (s *clusterService) HealthCheck(req *clusterapi.HealthCheckRequest, srv grp
 	}
 	e := &examination{proxy: s.proxy, nodes: nodes}
 	say(fmt.Sprintf("discovered nodes: %q", addresses(nodes)))
-	for _, c := range append(e.machineChecks(), e.kubernetesChecks()...) {
+	for _, c := range e.checks() {
 		say("waiting for " + c.name + ": ...")
 		err := c.assert(ctx)
 		for err != nil && !errors.Is(err, errSkip) {
@@ -506,7 +502,8 @@ type examination struct {
 	nodes []cluster.AffiliateSpec
 }
 
-func (e *examination) machineChecks() []check {
+func (e *examination) checks() []check {
+	b := e.proxy.boot
 	return []check{
 		{"etcd to be healthy", e.service("etcd")},
 		{"etcd members to be consistent across nodes", e.consistent},
@@ -523,11 +520,37 @@ func (e *examination) machineChecks() []check {
 			"all nodes to finish boot sequence",
 			e.each(e.nodes, judged(runtime.NamespaceName, runtime.MachineStatusType, booted)),
 		},
-		{"all k8s nodes to report", e.proxy.boot.nodesReport(e.nodes)},
+		{"all k8s nodes to report", b.nodesReport(e.nodes)},
 		{
 			"all control plane static pods to be running",
 			e.each(e.controlPlanes(), judged(k8s.NamespaceName, k8s.StaticPodStatusType, staticPods)),
 		},
+		{"all control plane components to be ready", func(ctx context.Context) error {
+			for _, app := range []string{"kube-apiserver", "kube-scheduler", "kube-controller-manager"} {
+				if err := b.podsReady(ctx, app, len(e.controlPlanes())); err != nil {
+					return err
+				}
+			}
+			return nil
+		}},
+		{"all k8s nodes to report ready", func(ctx context.Context) error {
+			list, err := b.kubernetes(ctx, "/api/v1/nodes")
+			if names := list.unready(); err == nil && len(names) > 0 {
+				err = fmt.Errorf("some nodes are not ready: %v", names)
+			}
+			return err
+		}},
+		{"kube-proxy to report ready", b.workloadReady("daemonsets", "kube-proxy")},
+		{"coredns to report ready", b.workloadReady("deployments", "kube-dns")},
+		{"all k8s nodes to report schedulable", func(ctx context.Context) error {
+			list, err := b.kubernetes(ctx, "/api/v1/nodes")
+			for _, i := range list.Items {
+				if i.Spec.Unschedulable {
+					return fmt.Errorf("some nodes are not schedulable: [%s]", i.Metadata.Name)
+				}
+			}
+			return err
+		}},
 	}
 }
 
@@ -690,18 +713,13 @@ func staticPods(all []*k8s.StaticPodStatus) error {
 // kubeObjects is the part of a list of Kubernetes' nodes or pods that the checks read.
 type kubeObjects struct {
 	Items []struct {
-		Metadata struct {
-			Name   string            `json:"name"`
-			Labels map[string]string `json:"labels"`
-		} `json:"metadata"`
-		Spec struct {
-			Unschedulable bool `json:"unschedulable"`
-		} `json:"spec"`
-		Status struct {
-			Conditions []struct{ Type, Status string }  `json:"conditions"`
-			Addresses  []struct{ Type, Address string } `json:"addresses"`
-		} `json:"status"`
-	} `json:"items"`
+		Metadata struct{ Name string }
+		Spec     struct{ Unschedulable bool }
+		Status   struct {
+			Conditions []struct{ Type, Status string }
+			Addresses  []struct{ Type, Address string }
+		}
+	}
 }
 
 // unready returns the names of the objects that are not Ready.
@@ -760,49 +778,14 @@ func (b *boot) nodesReport(nodes []cluster.AffiliateSpec) func(context.Context) 
 				}
 			}
 		}
-		for _, addr := range addresses(nodes) {
-			if !slices.Contains(there, addr) {
-				return fmt.Errorf("can't find expected node with IPs [%q]", addr)
-			}
+		expected := addresses(nodes)
+		if addr, missing := first(expected, func(a string) bool { return !slices.Contains(there, a) }); missing {
+			return fmt.Errorf("can't find expected node with IPs [%q]", addr)
 		}
-		for _, addr := range there {
-			if !slices.Contains(addresses(nodes), addr) {
-				return fmt.Errorf("unexpected nodes with IPs [%q]", addr)
-			}
+		if addr, unexpected := first(there, func(a string) bool { return !slices.Contains(expected, a) }); unexpected {
+			return fmt.Errorf("unexpected nodes with IPs [%q]", addr)
 		}
 		return nil
-	}
-}
-
-func (e *examination) kubernetesChecks() []check {
-	b := e.proxy.boot
-	return []check{
-		{"all control plane components to be ready", func(ctx context.Context) error {
-			for _, app := range []string{"kube-apiserver", "kube-scheduler", "kube-controller-manager"} {
-				if err := b.podsReady(ctx, app, len(e.controlPlanes())); err != nil {
-					return err
-				}
-			}
-			return nil
-		}},
-		{"all k8s nodes to report ready", func(ctx context.Context) error {
-			list, err := b.kubernetes(ctx, "/api/v1/nodes")
-			if names := list.unready(); err == nil && len(names) > 0 {
-				err = fmt.Errorf("some nodes are not ready: %v", names)
-			}
-			return err
-		}},
-		{"kube-proxy to report ready", b.workloadReady("daemonsets", "kube-proxy")},
-		{"coredns to report ready", b.workloadReady("deployments", "kube-dns")},
-		{"all k8s nodes to report schedulable", func(ctx context.Context) error {
-			list, err := b.kubernetes(ctx, "/api/v1/nodes")
-			for _, i := range list.Items {
-				if i.Spec.Unschedulable {
-					return fmt.Errorf("some nodes are not schedulable: [%s]", i.Metadata.Name)
-				}
-			}
-			return err
-		}},
 	}
 }
 

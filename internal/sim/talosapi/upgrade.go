@@ -233,7 +233,7 @@ func (b *boot) upgradeDisk(ctx context.Context, c cachedImage, cmdline string, s
 		return installerTask{1}
 	}
 	entry, fallback := bootEntry{UKI: c.uki, Cmdline: cmdline}, ""
-	if err := b.m.editLoader(d.Key, func(l *loader) {
+	if err := editJSON(b.m, d.Key, labelEFI, func(l *loader) {
 		entry.Name = l.nextName(img.TalosVersion)
 		fallback = b.keepOne(l, img.TalosVersion, say)
 	}); err != nil {
@@ -245,7 +245,7 @@ func (b *boot) upgradeDisk(ctx context.Context, c cachedImage, cmdline string, s
 	}{
 		{b.m.fw.o.Times.Copy - 2*settleTime, func() error {
 			say("copying boot assets to " + entry.Name)
-			return b.m.editLoader(d.Key, func(l *loader) { l.Entries = append(l.Entries, entry) })
+			return editJSON(b.m, d.Key, labelEFI, func(l *loader) { l.Entries = append(l.Entries, entry) })
 		}},
 		{settleTime, func() error {
 			say("updating EFI variables")
@@ -378,10 +378,7 @@ func (s *machineService) Rollback(context.Context, *machineapi.RollbackRequest) 
 
 // revertLoader makes the other entry the default.
 func (m *machine) revertLoader(d device) error {
-	l, ok := readLoader(d)
-	if !ok {
-		return errNoPrevious
-	}
+	l, _ := decoded[loader](d.disk, labelEFI)
 	now, _ := m.selected(l)
 	previous, ok := l.other(now.Name)
 	if !ok {

@@ -30,16 +30,13 @@ func criSystem() *common.ContainerdInstance {
 
 func pull(ctx context.Context, c *client.Client, ref string) error {
 	s, err := c.ImageClient.Pull(ctx, &machineapi.ImageServicePullRequest{Containerd: criSystem(), ImageRef: ref})
-	if err != nil {
-		return err
+	for err == nil {
+		_, err = s.Recv()
 	}
-	for {
-		if _, err := s.Recv(); errors.Is(err, io.EOF) {
-			return nil
-		} else if err != nil {
-			return err
-		}
+	if errors.Is(err, io.EOF) {
+		return nil
 	}
+	return err
 }
 
 // install runs a pulled installer and returns its exit code.
@@ -47,22 +44,18 @@ func install(ctx context.Context, c *client.Client, ref string) (code int32, err
 	s, err := c.LifecycleClient.Upgrade(ctx, &machineapi.LifecycleServiceUpgradeRequest{
 		Containerd: criSystem(), Source: &machineapi.InstallArtifactsSource{ImageName: ref},
 	})
-	if err != nil {
-		return 0, err
-	}
 	code = -1
-	for {
-		m, err := s.Recv()
-		if errors.Is(err, io.EOF) {
-			return code, nil
-		}
-		if err != nil {
-			return code, err
-		}
+	for err == nil {
+		var m *machineapi.LifecycleServiceUpgradeResponse
+		m, err = s.Recv()
 		if exit, ok := m.GetProgress().GetResponse().(*machineapi.LifecycleServiceInstallProgress_ExitCode); ok {
 			code = exit.ExitCode
 		}
 	}
+	if errors.Is(err, io.EOF) {
+		return code, nil
+	}
+	return code, err
 }
 
 func legacy(ctx context.Context, c *client.Client, ref string) (*machineapi.UpgradeResponse, error) {
@@ -105,8 +98,14 @@ func efi(b *box) string {
 // mustInstall pulls and installs ref.
 func mustInstall(t *testing.T, c *client.Client, ref string) {
 	t.Helper()
+	installs(t, c, ref, 0)
+}
+
+// installs pulls ref, and runs its installer, which ends with that exit code.
+func installs(t *testing.T, c *client.Client, ref string, want int32) {
+	t.Helper()
 	must.Do(t, pull(t.Context(), c, ref))
-	if code, err := install(t.Context(), c, ref); err != nil || code != 0 {
+	if code, err := install(t.Context(), c, ref); err != nil || code != want {
 		t.Fatalf("exit code %d, err = %v", code, err)
 	}
 }
@@ -138,8 +137,7 @@ func TestUpgradeByLifecycleService(t *testing.T) {
 	inLab(t, func(t *testing.T, l *lab) {
 		b, c := l.node(image("old"))
 		old := facts(t, c)
-		_, err := install(t.Context(), c, newRef)
-		requireError(t, "an image that was never pulled", err, codes.Internal, "not found in containerd store")
+		requireError(t, "an image that was never pulled", must.Err(install(t.Context(), c, newRef)), codes.Internal, "not found in containerd store")
 		mustInstall(t, c, newRef)
 		if now := facts(t, c); now != old {
 			t.Errorf("installed but not rebooted: %+v, before: %+v", now, old)
@@ -162,8 +160,7 @@ func TestPowerLossDuringAnUpgrade(t *testing.T) {
 	if testing.Short() {
 		t.Skip("long: make stories")
 	}
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		builds := map[string]int{}
 		for after := time.Second; after < 16*time.Second; after += time.Second {
 			l := newLab(t)
@@ -184,12 +181,7 @@ func TestPowerLossDuringAnUpgrade(t *testing.T) {
 				t.Errorf("power lost after %s: the fallback is still there: %s", after, efi(b))
 			}
 			if now.schematic == "schematic-old" {
-				if err := pull(t.Context(), c, newRef); err != nil { // it is in the cache
-					t.Fatal(err)
-				}
-				if code, err := install(t.Context(), c, newRef); err != nil || code != 0 {
-					t.Errorf("power lost after %s: the upgrade cannot be repeated: %d, %v", after, code, err)
-				}
+				mustInstall(t, c, newRef) // it is in the cache
 			}
 			b.guest.Kill()
 		}
@@ -231,35 +223,29 @@ func TestInstallerRefusesAVersionThatIsTooFar(t *testing.T) {
 		b, c := l.node(image("old"))
 		l.installers["registry.example/ancient:v1"] = version("ancient", "v1.9.0")
 		before := efi(b)
-		must.Do(t, pull(t.Context(), c, "registry.example/ancient:v1"))
-		if code, err := install(t.Context(), c, "registry.example/ancient:v1"); err != nil || code != 1 {
-			t.Errorf("exit code %d, err = %v", code, err)
-		}
+		installs(t, c, "registry.example/ancient:v1", 1)
 		want(t, "disk", efi(b), before)
 	})
 }
 
 func TestUpgradeByMachineService(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		var l *lab
 		l = newLab(t, func(o *talosapi.Options) {
 			o.Drain = func(_ context.Context, node string) error {
 				time.Sleep(7 * time.Second)
-				l.note("drained " + node)
+				l.note("drained %s", node)
 				return nil
 			}
-			o.Uncordon = func(_ context.Context, node string) error { l.note("uncordoned " + node); return nil }
+			o.Uncordon = func(_ context.Context, node string) error { l.note("uncordoned %s", node); return nil }
 		})
 		_, c := l.node(image("old"))
 		l.fw.BreakEtcd(9001, talosapi.EtcdFault{Down: true})
 		time.Sleep(time.Minute)
-		_, err := legacy(t.Context(), c, newRef)
-		requireError(t, "with a sick etcd", err, codes.Unavailable, "error validating etcd for upgrade: ")
+		requireError(t, "with a sick etcd", must.Err(legacy(t.Context(), c, newRef)), codes.Unavailable, "error validating etcd for upgrade: ")
 		l.fw.BreakEtcd(9001, talosapi.EtcdFault{})
 		l.running(cpAddr)
-		_, err = legacy(t.Context(), c, "registry.example/none:v1")
-		requireError(t, "an image that is not there", err, codes.Unknown, "error validating installer image")
+		requireError(t, "an image that is not there", must.Err(legacy(t.Context(), c, "registry.example/none:v1")), codes.Unknown, "error validating installer image")
 		now := l.reboot(c, func() error { _, err := legacy(t.Context(), c, newRef); return err })
 		must.Equal(t, "after the upgrade", []any{"schematic-new", "Talos-v1.13.9~1.efi"}, []any{now.schematic, now.entry})
 		synctest.Wait() // for the rest of the boot
@@ -272,8 +258,7 @@ func TestUpgradeOfAControlPlaneNeedsAllOfEtcd(t *testing.T) {
 	inQuorum(t, 3, func(t *testing.T, q *quorum) {
 		c := q.admin(1)
 		q.kill("cp3")
-		_, err := legacy(t.Context(), c, newRef)
-		requireError(t, "with two members of three", err, codes.DeadlineExceeded, "is not healthy; all members must be healthy to perform an upgrade")
+		requireError(t, "with two members of three", must.Err(legacy(t.Context(), c, newRef)), codes.DeadlineExceeded, "is not healthy; all members must be healthy to perform an upgrade")
 		mustInstall(t, c, newRef) // it does not check etcd
 		q.boxes["cp3"].on()
 		q.running(address(3))
@@ -310,8 +295,7 @@ func TestTalos112HasNoLifecycleService(t *testing.T) {
 	inLab(t, func(t *testing.T, l *lab) {
 		b, c := l.node(version("old", "v1.12.4"))
 		requireError(t, "pull", pull(t.Context(), c, newRef), codes.Unimplemented, "")
-		_, err := install(t.Context(), c, newRef)
-		requireError(t, "install", err, codes.Unimplemented, "")
+		requireError(t, "install", must.Err(install(t.Context(), c, newRef)), codes.Unimplemented, "")
 		now := l.reboot(c, func() error { _, err := legacy(t.Context(), c, newRef); return err })
 		want(t, "version", now.version, "v1.13.9")
 		want(t, "disk", efi(b), "EFI boots Talos-v1.13.9.efi of Talos-v1.12.4.efi Talos-v1.13.9.efi META")
@@ -335,8 +319,7 @@ func TestUnusedImagesAreRemoved(t *testing.T) {
 }
 
 func TestImageNames(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		const digest = "sha256:6f1ed002ab5595859014ebf0951522d9"
 		l := newLab(t, func(o *talosapi.Options) {
 			o.ResolveImage = func(context.Context, string) (string, error) { return digest, nil }
@@ -358,16 +341,12 @@ func TestImageNames(t *testing.T) {
 		must.Do(t, pull(t.Context(), c, "registry.example/i:v1@"+digest))
 		canonical := []string{"registry.example/i@" + digest + " " + digest, digest + " " + digest}
 		must.Equal(t, "after a pull by digest", canonical, names())
-		if _, err := install(t.Context(), c, "registry.example/i:v1@"+digest); status.Code(err) != codes.Internal {
-			t.Errorf("containerd found an image by tag and digest: %v", err)
-		}
+		requireError(t, "by tag and digest", must.Err(install(t.Context(), c, "registry.example/i:v1@"+digest)), codes.Internal, "")
 		must.Do(t, pull(t.Context(), c, "registry.example/i:v1"))
 		l.reboot(c, func() error { return c.Reboot(t.Context()) })
 		must.Equal(t, "after a pull by tag and a reboot", []string{"registry.example/i:v1 " + digest, canonical[0], canonical[1]}, names())
 		s := must.Get(c.ImageClient.List(t.Context(), &machineapi.ImageServiceListRequest{}))(t)
-		if _, err := s.Recv(); status.Code(err) != codes.InvalidArgument {
-			t.Errorf("without a namespace: %v", err)
-		}
+		must.Equal(t, "without a namespace", codes.InvalidArgument, status.Code(must.Err(s.Recv())))
 	})
 }
 
@@ -393,9 +372,7 @@ func TestUpgradeToASystemThatRollsBack(t *testing.T) {
 		if now.schematic != old.schematic || now.entry != old.entry || now.bootID == old.bootID {
 			t.Errorf("now %+v, before %+v", now, old)
 		}
-		if !l.onScreen(`reverting failed upgrade, switching to "Talos-v1.13.9.efi"`) {
-			t.Errorf("screen: %q", l.lines(&l.screen))
-		}
+		l.shows(`reverting failed upgrade, switching to "Talos-v1.13.9.efi"`)
 		want(t, "disk", efi(b), "EFI boots Talos-v1.13.9.efi of Talos-v1.13.9.efi Talos-v1.13.9~1.efi META")
 	})
 }
@@ -405,10 +382,7 @@ func TestInstallerThatFails(t *testing.T) {
 		b, c := l.node(image("old"))
 		l.fw.BreakImage("schematic-new", talosapi.InstallerFails)
 		before, old := efi(b), facts(t, c)
-		must.Do(t, pull(t.Context(), c, newRef))
-		if code, err := install(t.Context(), c, newRef); err != nil || code != 1 {
-			t.Errorf("exit code %d, err = %v", code, err)
-		}
+		installs(t, c, newRef, 1)
 		if now := facts(t, c); now != old || efi(b) != before {
 			t.Errorf("now %+v, disk %s", now, efi(b))
 		}
@@ -430,8 +404,8 @@ func TestFreshInstallOfABrokenImage(t *testing.T) {
 		must.Equal(t, "the API came up", false, !l.silent(cpAddr, 10*time.Minute))
 		if defect != talosapi.InstallerFails {
 			want(t, "disk", efi(b), "EFI boots Talos-v1.13.9.efi of Talos-v1.13.9.efi META")
-		} else if !l.onScreen("task failed with exit code 1") || !l.onScreen("Talos is already installed to disk") {
-			t.Errorf("it has not rebooted from the ISO, which halts: %q", l.lines(&l.screen))
+		} else {
+			l.shows("task failed with exit code 1", "Talos is already installed to disk") // rebooted from the ISO, it halts
 		}
 	})
 }
@@ -444,7 +418,6 @@ func TestOneInstallerAtATime(t *testing.T) {
 			Containerd: criSystem(), Source: &machineapi.InstallArtifactsSource{ImageName: newRef},
 		}))(t)
 		must.Get(s.Recv())(t)
-		_, err := install(t.Context(), c, newRef)
-		requireError(t, "the second", err, codes.FailedPrecondition, "")
+		requireError(t, "the second", must.Err(install(t.Context(), c, newRef)), codes.FailedPrecondition, "")
 	})
 }

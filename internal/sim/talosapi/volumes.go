@@ -427,9 +427,7 @@ func (b *boot) mounted(devs []device) []mount {
 // PodWrites writes below a path of a running machine, as a pod does that has the path mounted. It returns the ID of
 // the volume that holds the data: the volume with the longest mount point above the path.
 func (fw *Firmware) PodWrites(vmid int, name string, data []byte) (id string, err error) {
-	fw.hub.mu.Lock()
-	b := fw.hub.up[vmid]
-	fw.hub.mu.Unlock()
+	b := look(&fw.hub.mu, func() *boot { return fw.hub.up[vmid] })
 	if b == nil {
 		return "", fmt.Errorf("VM %d does not run", vmid)
 	}
