@@ -61,7 +61,6 @@ func NewServer(ctx context.Context, config *tls.Config, unary grpc.UnaryServerIn
 	return s
 }
 
-// RegisterService implements grpc.ServiceRegistrar.
 func (s *Server) RegisterService(desc *grpc.ServiceDesc, srv any) {
 	s.channel.RegisterService(desc, srv)
 	for _, m := range desc.Methods {
@@ -318,7 +317,6 @@ type watched struct {
 	kept func() bool // until it is called, or the line ends with its client's context
 }
 
-// RecvMsg implements grpc.ClientStream.
 func (w *watched) RecvMsg(m any) error {
 	err := w.line.said(w.ClientStream.RecvMsg(m))
 	if err != nil {
@@ -328,5 +326,4 @@ func (w *watched) RecvMsg(m any) error {
 	return err
 }
 
-// SendMsg implements grpc.ClientStream.
 func (w *watched) SendMsg(m any) error { return w.line.said(w.ClientStream.SendMsg(m)) }

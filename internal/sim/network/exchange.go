@@ -180,7 +180,6 @@ type sending struct {
 	length, sent int64 // length -1: unknown
 }
 
-// Read implements io.Reader.
 func (s *sending) Read(b []byte) (int, error) {
 	if s.e.ctx.Err() != nil {
 		return 0, io.ErrUnexpectedEOF
@@ -224,7 +223,6 @@ type whole struct {
 	lost bool // it was truncated
 }
 
-// Read implements io.Reader.
 func (w *whole) Read(b []byte) (int, error) {
 	n, err := w.Reader.Read(b)
 	if err == io.EOF && w.lost {
@@ -233,7 +231,6 @@ func (w *whole) Read(b []byte) (int, error) {
 	return n, err
 }
 
-// Close implements io.Closer.
 func (*whole) Close() error { return nil }
 
 // arrivals is the body of a streaming answer.
@@ -242,7 +239,6 @@ type arrivals struct {
 	e *exchange
 }
 
-// Read implements io.Reader.
 func (a *arrivals) Read(b []byte) (int, error) {
 	for {
 		if a.e.ctx.Err() != nil {
@@ -262,7 +258,6 @@ func (a *arrivals) Read(b []byte) (int, error) {
 	}
 }
 
-// Close implements io.Closer.
 func (a *arrivals) Close() error {
 	a.e.end(net.ErrClosed)
 	return nil
@@ -341,7 +336,6 @@ type direct struct {
 	wire   *http.Transport
 }
 
-// RoundTrip implements http.RoundTripper.
 func (t *direct) RoundTrip(req *http.Request) (*http.Response, error) {
 	if req.Context().Err() != nil {
 		return t.wire.RoundTrip(req)
@@ -500,10 +494,8 @@ type answering struct {
 // heldBytes is the maximum size of a buffered answer; net/http buffers less.
 const heldBytes = 64 << 10
 
-// Header implements http.ResponseWriter.
 func (a *answering) Header() http.Header { return a.header }
 
-// WriteHeader implements http.ResponseWriter.
 func (a *answering) WriteHeader(status int) {
 	if a.sent != nil || status < 200 {
 		return
@@ -514,7 +506,6 @@ func (a *answering) WriteHeader(status int) {
 	}
 }
 
-// Write implements http.ResponseWriter.
 func (a *answering) Write(b []byte) (int, error) {
 	if a.taken != nil {
 		return 0, http.ErrHijacked
@@ -669,7 +660,6 @@ type delayed struct {
 	net *Network
 }
 
-// Accept implements net.Listener.
 func (l delayed) Accept() (net.Conn, error) {
 	conn, err := l.Listener.Accept()
 	if err != nil {

@@ -280,7 +280,6 @@ func (q *Queue) Hand(ctx context.Context, conn net.Conn) error {
 	}
 }
 
-// Accept implements net.Listener.
 func (q *Queue) Accept() (net.Conn, error) {
 	select {
 	case c := <-q.queue:
@@ -290,7 +289,6 @@ func (q *Queue) Accept() (net.Conn, error) {
 	}
 }
 
-// Close implements net.Listener.
 func (q *Queue) Close() error {
 	q.once.Do(func() { close(q.done) })
 	return nil
@@ -392,7 +390,6 @@ func always() <-chan struct{} {
 // roundTrip is the delay until a write to a closed reader fails.
 const roundTrip = time.Millisecond
 
-// stream is one direction of a connection.
 type stream struct {
 	mu      sync.Mutex
 	buf     []byte
@@ -468,7 +465,6 @@ func (s *stream) end() {
 	s.signal()
 }
 
-// deadline is a deadline as in net.Pipe.
 type deadline struct {
 	mu    sync.Mutex
 	timer *time.Timer
@@ -537,7 +533,6 @@ func spoken(client *http.Transport, door Door) protocol {
 	return http1
 }
 
-// agent returns the default User-Agent.
 func (p protocol) agent() string {
 	if p.major == 2 {
 		return "Go-http-client/2.0"

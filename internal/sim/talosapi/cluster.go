@@ -428,7 +428,6 @@ func (h *hub) issuer(crt []byte, token string) (*x509.PEMEncodedCertificateAndKe
 	return nil, h.changed
 }
 
-// discover joins the cluster's discovery and publishes its members until the boot ends.
 func (b *boot) discover(ctx context.Context) {
 	id, h, spec := discoveryOf(b.config()), b.m.fw.hub, b.affiliate()
 	h.change(func() { h.affiliates[id+"/"+spec.NodeID] = &affiliate{cluster: id, spec: spec, owner: b} })
@@ -523,7 +522,6 @@ func (b *boot) peers(specs []cluster.AffiliateSpec) (peers []resource.Resource) 
 	return peers
 }
 
-// nextNodeID returns the node ID of a machine that is installed.
 func (fw *Firmware) nextNodeID() string {
 	return look(&fw.hub.mu, func() string { return fw.hub.idPrefix + newNodeID() })
 }
@@ -649,7 +647,6 @@ func (h *hub) etcdOf(clusterID, id string) *etcd.Cluster {
 	return c
 }
 
-// changes returns a channel that is closed at the next change in the hub.
 func (h *hub) changes() <-chan struct{} { return guarded(&h.mu, &h.changed) }
 
 // reachEtcd returns the etcd that a client finds at the control planes' addresses. If nothing listens, reachEtcd

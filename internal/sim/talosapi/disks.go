@@ -44,7 +44,6 @@ type device struct {
 
 func (d device) path() string { return "/dev/" + d.name }
 
-// called reports whether a path in a configuration means the device.
 func (d device) called(path string) bool {
 	return d.path() == path || slices.Contains(d.symlinks(), path)
 }
@@ -265,7 +264,6 @@ const (
 	mib = 1 << 20
 )
 
-// publishBlock probes the machine's disks and publishes their content as resources.
 func (b *boot) publishBlock(ctx context.Context) error {
 	b.probing.Lock()
 	defer b.probing.Unlock()
@@ -345,7 +343,6 @@ func disks(devs []device) []resource.Resource {
 	return rs
 }
 
-// discoveredVolumes returns the disks and partitions with their detected content.
 func (r release) discoveredVolumes(devs []device) []resource.Resource {
 	var rs []resource.Resource
 	for _, d := range devs {
@@ -486,7 +483,6 @@ const (
 	userPrefix     = "u-" // prefix of a user volume's partition label
 )
 
-// medium is a boot medium.
 type medium struct {
 	key   string // the drive
 	image artefact.Image
@@ -501,7 +497,6 @@ func (m medium) halts() bool {
 	return slices.Contains(strings.Fields(m.image.Cmdline), artefact.HaltIfInstalled)
 }
 
-// readMedium returns a device's boot medium; false if it can't boot.
 func (m *machine) readMedium(d device) (medium, bool) {
 	if d.CDROM {
 		img, err := artefact.ReadISO(d.bytes())
@@ -519,7 +514,6 @@ func (m *machine) readMedium(d device) (medium, bool) {
 	return medium{key: d.Key, image: img, entry: strings.ToLower(e.Name)}, err == nil
 }
 
-// stateData is the content of the STATE partition.
 type stateData struct {
 	Config []byte
 	NodeID string // changes with every install
@@ -543,7 +537,6 @@ func WithMachineConfig(disk []byte, change func([]byte) []byte) ([]byte, error) 
 	return artefact.WriteDisk(edited(parsed, labelState, func([]byte) []byte { return encoded(s) })), nil
 }
 
-// first returns the first element that matches.
 func first[T any](all []T, matches func(T) bool) (one T, found bool) {
 	i := slices.IndexFunc(all, matches)
 	if i < 0 {
@@ -556,7 +549,6 @@ func partition(d artefact.Disk, label string) (artefact.Partition, bool) {
 	return first(d.Partitions, func(p artefact.Partition) bool { return p.Label == label })
 }
 
-// edited returns the disk with changed data of the partition with that label.
 func edited(d artefact.Disk, label string, change func([]byte) []byte) artefact.Disk {
 	d.Partitions = slices.Clone(d.Partitions)
 	for i := range d.Partitions {
@@ -609,7 +601,6 @@ func (s *bootImages) adopted(raw []byte) (artefact.Disk, error) {
 	return disk, nil
 }
 
-// newPartition makes a partition with new UUIDs.
 func newPartition(label, filesystem string, data []byte) artefact.Partition {
 	p := artefact.Partition{Label: label, UUID: uuid.NewString(), Filesystem: filesystem, Data: data}
 	if filesystem != "" {
@@ -633,7 +624,6 @@ func encoded(v any) []byte {
 	return b
 }
 
-// readState returns the state on the system disk; false if there is none.
 func readState(devs []device) (stateData, bool) {
 	d, _ := systemDisk(devs)
 	s, ok := decoded[stateData](d.disk, labelState)
@@ -865,7 +855,6 @@ func (m *machine) defaultEntry(l loader) string {
 	return l.Default
 }
 
-// setDefault makes an entry of the disk at that key the default.
 func (m *machine) setDefault(key, name string) error {
 	if !m.uefi() {
 		return editJSON(m, key, labelEFI, func(l *loader) { l.Default = name })
@@ -913,7 +902,6 @@ type bootImages struct {
 	held map[string]*world.Media
 }
 
-// keep stores an image and returns its digest.
 func (s *bootImages) keep(uki []byte) (string, error) {
 	sum := fmt.Sprintf("%x", sha256.Sum256(uki))
 	s.mu.Lock()
@@ -928,7 +916,6 @@ func (s *bootImages) keep(uki []byte) (string, error) {
 	return sum, nil
 }
 
-// read returns the boot image with that digest.
 func (s *bootImages) read(sum string) (artefact.Image, error) {
 	m := look(&s.mu, func() *world.Media { return s.held[sum] })
 	if m == nil {

@@ -215,7 +215,6 @@ func dataOf(c *etcd.Cluster, m etcd.Member) EtcdData {
 
 func hexID(id uint64) string { return fmt.Sprintf("%016x", id) }
 
-// show updates the visible state of the service.
 func (e *etcdService) show(ctx context.Context, s service) {
 	s.id = "etcd"
 	e.mu.Lock()
@@ -234,7 +233,6 @@ func (e *etcdService) show(ctx context.Context, s service) {
 	}
 }
 
-// server returns the running server's cluster and member; false if there is none.
 func (e *etcdService) server() (*etcd.Cluster, uint64, bool) {
 	if e == nil {
 		return nil, 0, false
@@ -250,7 +248,6 @@ const (
 	etcdFailed = `Error running Containerd(etcd), going to restart forever: task "etcd" failed: exit code 1`
 )
 
-// memberRemoved is the error of a server whose member was removed by others.
 const memberRemoved = "the member has been permanently removed from the cluster"
 
 // serve runs the member's server until ctx ends, the member is removed from the cluster or the server is broken. It
@@ -400,7 +397,6 @@ func splitEtcd(data []byte) (users []byte, d *EtcdData) {
 	return data[:i], d
 }
 
-// joinEtcd returns the inverse of splitEtcd.
 func joinEtcd(users []byte, d *EtcdData) []byte {
 	if d == nil {
 		return users
@@ -417,7 +413,6 @@ func (m *machine) etcdVolume() (placed, bool) {
 	return locate(m.devices(), labelEphemeral)
 }
 
-// etcdData reads the machine's data directory; nil if it is empty.
 func (m *machine) etcdData() *EtcdData {
 	p, ok := m.etcdVolume()
 	if !ok {
@@ -489,7 +484,6 @@ func (s *machineService) checkControlPlane(api string) error {
 	return nil
 }
 
-// reach returns a client of the control planes' etcd.
 func (s *machineService) reach(ctx context.Context, api string) (*etcd.Cluster, error) {
 	if err := s.checkControlPlane(api); err != nil {
 		return nil, err
@@ -778,7 +772,6 @@ func (s *machineService) EtcdRecover(srv grpc.ClientStreamingServer[common.Data,
 	return srv.SendAndClose(&machineapi.EtcdRecoverResponse{Messages: []*machineapi.EtcdRecover{{}}})
 }
 
-// form finds or makes the cluster that this machine will be a member of.
 func (e *etcdService) form(ctx context.Context, how *machineapi.BootstrapRequest) (*etcd.Cluster, EtcdData, error) {
 	switch begins := e.b.begins(); {
 	case begins, how != nil && !how.GetRecoverEtcd():
@@ -820,7 +813,6 @@ func (e *etcdService) found(ctx context.Context, data []etcd.KeyValue) (*etcd.Cl
 	return c, dataOf(c, c.List()[0]), nil
 }
 
-// fill makes data, or the objects of a new cluster, the content of the lab's Kubernetes.
 func (e *etcdService) fill(ctx context.Context, data []etcd.KeyValue) error {
 	if data != nil {
 		return e.b.m.fw.o.Data.Load(ctx, data)
@@ -855,7 +847,6 @@ func (h *hub) noteBootstrap(clusterID, node string, fresh bool) {
 	}
 }
 
-// uploaded reads the latest uploaded snapshot.
 func (e *etcdService) uploaded(skipHash bool) ([]etcd.KeyValue, error) {
 	h := e.b.m.fw.hub
 	h.mu.Lock()
@@ -880,7 +871,6 @@ func (e *etcdService) fail(ctx context.Context, how *machineapi.BootstrapRequest
 	awaitChange(ctx, wake, time.Time{})
 }
 
-// snapshot returns the cluster's database with its clients' data.
 func (fw *Firmware) snapshot(ctx context.Context, c *etcd.Cluster) ([]byte, error) {
 	var data []etcd.KeyValue
 	if fw.o.Data != nil {

@@ -106,7 +106,6 @@ func (s *machineService) List(req *machineapi.ListRequest, srv grpc.ServerStream
 // imageTime is the modification time of every file: Talos' builds are reproducible and use the same time for all.
 const imageTime = 1559424892
 
-// relative returns a name relative to the root of a walk.
 func relative(root, name string, f nodeFile) string {
 	switch {
 	case name != root:
@@ -155,7 +154,6 @@ func (f nodeFile) isOf(types []machineapi.ListRequest_Type) bool {
 	return false
 }
 
-// pack writes the content of at, or at itself if it is a file.
 func (t nodeFiles) pack(w *bytes.Buffer, at string) error {
 	z := gzip.NewWriter(w)
 	archive := tar.NewWriter(z)
@@ -187,7 +185,6 @@ func (t nodeFiles) pack(w *bytes.Buffer, at string) error {
 	return z.Close()
 }
 
-// nodeFile is one file of a running system.
 type nodeFile struct {
 	mode   fs.FileMode
 	data   []byte // of a regular file
@@ -270,7 +267,6 @@ func (b *boot) fixedFiles() nodeFiles {
 	return t
 }
 
-// addDirectories adds the parent directories of files.
 func (t nodeFiles) addDirectories(names ...string) {
 	for _, name := range names {
 		for dir := path.Dir(name); ; dir = path.Dir(dir) {
@@ -506,7 +502,6 @@ func (b *boot) tellStatus(spec runtime.MachineStatusSpec) {
 	}
 }
 
-// textLog holds the lines of a log.
 type textLog = journal[string]
 
 // sendLines streams the lines from the nth on; with follow, it also streams new lines until the caller ends.
@@ -519,7 +514,6 @@ func sendLines(l *textLog, n int, follow bool, srv grpc.ServerStreamingServer[co
 // kernelLog is the kernel log of one boot, as Dmesg sends it.
 type kernelLog struct{ textLog }
 
-// restart begins the log of a new kernel.
 func (k *kernelLog) restart(version, cmdline string) {
 	k.clear()
 	k.add("kern", "notice", "Linux version "+version)
@@ -643,7 +637,6 @@ func (s *sequence) to(name string) {
 	}
 }
 
-// next ends the running phase and begins the next one.
 func (s *sequence) next() {
 	if s.at >= 0 {
 		s.tellPhase(machineapi.PhaseEvent_STOP, fmt.Sprintf("done, %s", time.Since(s.phaseBegan)))
@@ -683,7 +676,6 @@ func (s *sequence) tellPhase(action machineapi.PhaseEvent_Action, said string) {
 	}
 }
 
-// end runs the rest of the sequence.
 func (s *sequence) end() {
 	for s.at < len(s.phases) {
 		s.next()
@@ -752,7 +744,6 @@ var (
 	poweroff     = []string{"shutdown shutdown"}
 )
 
-// phases returns the phases of a release.
 func (r release) phases(lists ...[]string) []phase {
 	other := "+"
 	if r.fourteen() {
@@ -770,12 +761,10 @@ func (r release) phases(lists ...[]string) []phase {
 	return all
 }
 
-// rebooting returns the phases of a reboot through the API.
 func (r release) rebooting() []phase {
 	return r.phases(podsPhases, preShutdownPhases, stopAllPhases, kexecPhases, rebootPhases)
 }
 
-// shuttingDown returns the phases of a shutdown.
 func (r release) shuttingDown(drain bool) []phase {
 	lists := [][]string{{"storeShutdown storeShutdownEmergency"}}
 	if drain {

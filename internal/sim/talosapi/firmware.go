@@ -141,7 +141,6 @@ func New(ctx context.Context, o Options) *Firmware {
 	}
 }
 
-// PowerOn implements world.Firmware.
 func (fw *Firmware) PowerOn(hw *world.Hardware) world.Guest {
 	ctx, cancel := fw.life()
 	m := &machine{fw: fw, hw: hw, cancel: cancel, power: make(chan struct{}), done: make(chan struct{})}
@@ -155,7 +154,6 @@ func (fw *Firmware) PowerOn(hw *world.Hardware) world.Guest {
 	return m
 }
 
-// scaled returns the real duration of d in this lab.
 func (fw *Firmware) scaled(d time.Duration) time.Duration {
 	return time.Duration(float64(d) / fw.o.Speed)
 }
@@ -186,7 +184,6 @@ func (m *machine) account(what string) (end func()) {
 	}
 }
 
-// console prints a line on a machine's screen.
 func (m *machine) console(format string, args ...any) {
 	text := fmt.Sprintf(format, args...)
 	m.say("%s", text)
@@ -331,7 +328,6 @@ func (fw *Firmware) Trouble(vmid int, t Trouble) {
 	})
 }
 
-// has returns the machine's present faults.
 func (m *machine) has() Trouble {
 	return look(&m.fw.hub.mu, func() Trouble { return m.fw.hub.troubles[m.hw.VMID] })
 }
@@ -424,7 +420,6 @@ type muteListener struct {
 	kept []net.Conn
 }
 
-// Accept implements net.Listener.
 func (l *muteListener) Accept() (net.Conn, error) {
 	for {
 		conn, err := l.Listener.Accept()
@@ -435,7 +430,6 @@ func (l *muteListener) Accept() (net.Conn, error) {
 	}
 }
 
-// Close implements net.Listener.
 func (l *muteListener) Close() error {
 	err := l.Listener.Close()
 	l.mu.Lock()
@@ -814,7 +808,6 @@ func (b *boot) order(o outcome) (actor string) {
 	return actor
 }
 
-// adopt makes a configuration the active one.
 func (b *boot) adopt(ctx context.Context, st stateData) error {
 	cfg, err := parseConfig(st.Config)
 	if err != nil {
@@ -856,7 +849,6 @@ type machine struct {
 
 var _ world.Guest = (*machine)(nil)
 
-// Shutdown implements world.Guest.
 func (m *machine) Shutdown() {
 	select {
 	case m.power <- struct{}{}:
@@ -864,7 +856,6 @@ func (m *machine) Shutdown() {
 	}
 }
 
-// Kill implements world.Guest.
 func (m *machine) Kill() {
 	m.cancel()
 	<-m.done

@@ -152,12 +152,10 @@ func selected(expr *cel.Expression) func(device) (bool, error) {
 	return func(d device) (bool, error) { return matchDisk(expr, d, false) }
 }
 
-// matchDisk evaluates a disk selector.
 func matchDisk(expr *cel.Expression, d device, system bool) (bool, error) {
 	return expr.EvalBool(celenv.DiskLocator(), map[string]any{"disk": d.selectable(), "system_disk": system})
 }
 
-// rewrite changes the partitions of the disk at that key.
 func (m *machine) rewrite(key string, change func(artefact.Disk) artefact.Disk) error {
 	m.disks.Lock()
 	defer m.disks.Unlock()
@@ -172,7 +170,6 @@ func (m *machine) rewrite(key string, change func(artefact.Disk) artefact.Disk) 
 // maxInstallPause is the maximum backoff between two attempts (controller runtime's).
 const maxInstallPause = time.Minute
 
-// errNoMatch says that no disk matches a selector.
 var errNoMatch = errors.New("no disk matched the selector")
 
 // installUnattended makes the installation by a configuration document, since 1.14 (unattended_install.go in
@@ -242,7 +239,6 @@ func (b *boot) provisionState(d device) error {
 	})
 }
 
-// stateNow returns the content of STATE for the running machine.
 func (b *boot) stateNow() (stateData, error) {
 	st := stateData{NodeID: guarded(&b.mu, &b.nodeID)}
 	if b.tried {
@@ -410,7 +406,6 @@ func (s *machineService) applyRunning(ctx context.Context, req *machineapi.Apply
 	return answer, nil
 }
 
-// dryRun says what applying the configuration would do.
 func (b *boot) dryRun(answer *machineapi.ApplyConfiguration, cfg config.Provider) (*machineapi.ApplyConfiguration, error) {
 	var now config.Encoder
 	if active := b.config(); active != nil {
@@ -424,12 +419,10 @@ func (b *boot) dryRun(answer *machineapi.ApplyConfiguration, cfg config.Provider
 	return answer, nil
 }
 
-// persist writes the configuration for the next boot to STATE.
 func (b *boot) persist(raw []byte) error {
 	return b.keep(stateData{Config: raw, NodeID: guarded(&b.mu, &b.nodeID)})
 }
 
-// keep writes the STATE partition.
 func (b *boot) keep(st stateData) error {
 	d, ok := systemDisk(b.m.devices())
 	if !ok {
@@ -504,7 +497,6 @@ func (b *boot) try(ctx context.Context, cfg config.Provider, d time.Duration) er
 	return b.activate(ctx, cfg)
 }
 
-// endTrial keeps the active configuration.
 func (b *boot) endTrial() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -569,7 +561,6 @@ func canApplyImmediate(active, wanted config.Provider) error {
 	return fmt.Errorf("this config change can't be applied in immediate mode\ndiff:\n%s", diff)
 }
 
-// setFields copies fields from one struct to another of its type.
 func setFields[T any](to, from *T, names []string) {
 	for _, name := range names {
 		reflect.ValueOf(to).Elem().FieldByName(name).Set(reflect.ValueOf(from).Elem().FieldByName(name))

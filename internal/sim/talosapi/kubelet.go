@@ -33,7 +33,6 @@ const (
 	statusCheck   = 15 * time.Second // maximum delay until Talos sees a change of a static pod (KubeletStaticPodController)
 )
 
-// kubeletID is the ID of the kubelet service.
 const kubeletID = "kubelet"
 
 // kubelet is the kubelet service of one boot, with its static pods.
@@ -57,7 +56,6 @@ func newKubelet(b *boot) *kubelet {
 	}
 }
 
-// notify wakes the waiters for a change.
 func (k *kubelet) notify() {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -67,7 +65,6 @@ func (k *kubelet) notify() {
 
 func (k *kubelet) service() service { return guarded(&k.mu, &k.status) }
 
-// become publishes a new state of the service.
 func (k *kubelet) become(ctx context.Context, state, message string, healthy, unknown bool) {
 	s := service{id: kubeletID, state: state, message: message, healthy: healthy, unknown: unknown, at: time.Now()}
 	if state == stateRunning && !healthy && !unknown {
@@ -231,7 +228,6 @@ func arguments(extra map[string][]string) []string {
 	return all
 }
 
-// kubeletSpec returns the kubelet's specification.
 func (b *boot) kubeletSpec(image string, extra map[string][]string) *k8s.KubeletSpec {
 	r := k8s.NewKubeletSpec(k8s.NamespaceName, k8s.KubeletID)
 	r.TypedSpec().Image = image
@@ -242,7 +238,6 @@ func (b *boot) kubeletSpec(image string, extra map[string][]string) *k8s.Kubelet
 	return r
 }
 
-// rendered returns the static pods that Talos renders for the kubelet.
 func (b *boot) rendered(ctx context.Context) (map[string]map[string]any, error) {
 	all := map[string]map[string]any{}
 	for _, id := range components {
@@ -267,7 +262,6 @@ func (b *boot) startKubelet(ctx context.Context) outcome {
 	return until(ctx, b, started)
 }
 
-// components are a control plane's static pods.
 var components = []string{k8s.APIServerID, k8s.ControllerManagerID, k8s.SchedulerID}
 
 // kubernetesConfig returns the part of the configuration about this machine's Kubernetes, as far as the lab needs it.
@@ -526,14 +520,12 @@ type pod struct {
 	done chan struct{} // closed when its container has ended
 }
 
-// image returns the image of the pod's container.
 func (p StaticPod) image() string {
 	c := p.container()
 	image, _ := c["image"].(string)
 	return image
 }
 
-// container returns the first container of the rendered pod.
 func (p StaticPod) container() map[string]any {
 	spec, _ := p.Pod["spec"].(map[string]any)
 	all, _ := spec["containers"].([]any)
@@ -580,7 +572,6 @@ func (k *kubelet) runPods(ctx context.Context) {
 	}
 }
 
-// has reports whether the rendered pods are the kubelet's present pods.
 func (k *kubelet) has(rendered map[string]map[string]any) bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -718,7 +709,6 @@ func (k *kubelet) show(p *pod, change func()) {
 	k.notify()
 }
 
-// shown returns the pods by component.
 func (k *kubelet) shown() map[string]StaticPod {
 	k.mu.Lock()
 	defer k.mu.Unlock()
@@ -766,7 +756,6 @@ func (k *kubelet) watchPods(ctx context.Context) {
 	}
 }
 
-// statuses returns the resources with the static pods' status.
 func (k *kubelet) statuses() []resource.Resource {
 	if k.service().state != stateRunning {
 		return nil

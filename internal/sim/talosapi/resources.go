@@ -77,7 +77,6 @@ func (b *boot) publishFacts(ctx context.Context) error {
 	return b.publishBlock(ctx)
 }
 
-// filled sets the specification of a new resource.
 func filled[S any, R interface {
 	resource.Resource
 	TypedSpec() *S
@@ -232,7 +231,6 @@ func (b *boot) withdraw() {
 	}
 }
 
-// store holds the resources of one boot.
 type store struct {
 	st state.State
 	mu sync.Mutex // one writer at a time
@@ -321,7 +319,6 @@ func (s *store) put(ctx context.Context, r resource.Resource) error {
 	return s.st.Update(ctx, r)
 }
 
-// replace replaces all resources of a kind in a namespace by rs.
 func (s *store) replace(ctx context.Context, ns resource.Namespace, kind resource.Type, rs []resource.Resource) error {
 	if err := s.set(ctx, rs...); err != nil {
 		return err
@@ -687,7 +684,6 @@ func etherLink(name, driver, kind string, after int, hardware net.HardwareAddr) 
 	return filled(network.NewLinkStatus(network.NamespaceName, name), spec)
 }
 
-// addressSpec returns a wanted address and its configuration layer.
 func addressSpec(link string, address netip.Prefix, scope nethelpers.Scope, layer network.ConfigLayer) resource.Resource {
 	spec := network.AddressSpecSpec{
 		Address: address, LinkName: link, Family: familyOf(address.Addr()), Scope: scope, ConfigLayer: layer,
@@ -698,7 +694,6 @@ func addressSpec(link string, address netip.Prefix, scope nethelpers.Scope, laye
 	return filled(network.NewAddressSpec(network.NamespaceName, network.AddressID(link, address)), spec)
 }
 
-// operatorOn returns the DHCP operator of a link.
 func operatorOn(at attachment) resource.Resource {
 	spec := network.OperatorSpecSpec{
 		Operator: network.OperatorDHCP4, LinkName: at.link, RequireUp: true, ConfigLayer: at.asked,
@@ -733,7 +728,6 @@ func route(spec network.RouteStatusSpec) resource.Resource {
 	return filled(network.NewRouteStatus(network.NamespaceName, id), spec)
 }
 
-// nodeIP returns the kubelet's address.
 func (b *boot) nodeIP() resource.Resource {
 	r := k8s.NewNodeIP(k8s.NamespaceName, k8s.KubeletID)
 	if b.m.addr().IsValid() {

@@ -56,7 +56,6 @@ import (
 // certificateLife exceeds the life of any lab.
 const certificateLife = 24 * 365 * time.Hour
 
-// api is a running apid.
 type api struct {
 	grpc  *grpc.Server
 	proxy *proxy // nil in maintenance mode
@@ -65,7 +64,6 @@ type api struct {
 	direct *directgrpc.Server
 }
 
-// RegisterService implements grpc.ServiceRegistrar.
 func (a *api) RegisterService(desc *grpc.ServiceDesc, srv any) {
 	a.grpc.RegisterService(desc, srv)
 	a.direct.RegisterService(desc, srv)
@@ -425,7 +423,6 @@ func newProxy(b *boot, client *tls.Config) *proxy {
 	return &proxy{boot: b, client: client, dialer: b.m.fw.o.Network.Dialer(), conns: map[string]*grpc.ClientConn{}}
 }
 
-// close breaks every connection to other machines.
 func (p *proxy) close() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -600,7 +597,6 @@ type replay struct {
 	done  bool
 }
 
-// RecvMsg implements grpc.ServerStream.
 func (r *replay) RecvMsg(m any) error {
 	f, ok := m.(*frame)
 	if !ok || r.done {
@@ -660,7 +656,6 @@ type codec struct{ encoding.CodecV2 }
 
 func newCodec() codec { return codec{encoding.GetCodecV2(grpcproto.Name)} }
 
-// Marshal implements encoding.CodecV2.
 func (c codec) Marshal(v any) (mem.BufferSlice, error) {
 	if f, ok := v.(*frame); ok {
 		return mem.BufferSlice{mem.SliceBuffer(f.raw)}, nil
@@ -668,7 +663,6 @@ func (c codec) Marshal(v any) (mem.BufferSlice, error) {
 	return c.CodecV2.Marshal(v)
 }
 
-// Unmarshal implements encoding.CodecV2.
 func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
 	if f, ok := v.(*frame); ok {
 		f.raw = data.Materialize()
@@ -767,10 +761,8 @@ func releaseOf(version string) release {
 	return releases[len(releases)-1]
 }
 
-// release returns the release of the running system.
 func (b *boot) release() release { return releaseOf(b.med.image.TalosVersion) }
 
-// kinds returns all without the kinds that the release lacks.
 func (r release) kinds(all []*meta.ResourceDefinition) []*meta.ResourceDefinition {
 	return slices.DeleteFunc(slices.Clone(all), func(rd *meta.ResourceDefinition) bool {
 		return slices.Contains(r.lacks, rd.TypedSpec().Type)

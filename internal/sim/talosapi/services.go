@@ -132,7 +132,6 @@ func (s service) info() *machineapi.ServiceInfo {
 	}
 }
 
-// services returns the machine's present services.
 func (b *boot) services() []service {
 	ids := []string{"apid", "auditd", "containerd", dashboard, "machined", "syslogd", "udevd"}
 	if cfg := b.config(); cfg != nil {
@@ -402,7 +401,6 @@ func (b *boot) component(pod string) string {
 	return strings.TrimSuffix(strings.TrimPrefix(pod, "kube-system/"), "-"+b.nodename())
 }
 
-// pid returns the process ID of a process of this boot, derived from its name.
 func (b *boot) pid(name string) int { return 1000 + int(crc32.ChecksumIEEE([]byte(b.id+name))%30000) }
 
 // Memory implements the API. The kernel itself uses a part of the VM's memory.

@@ -190,7 +190,6 @@ func (b *boot) runStaged(ctx context.Context) outcome {
 	return kexec
 }
 
-// uncordon uncordons the node if Talos has cordoned it.
 func (b *boot) uncordon(ctx context.Context) {
 	node := b.registered()
 	if node == "" || b.m.fw.o.Uncordon == nil {
@@ -623,7 +622,6 @@ func (m *machine) images() map[imageName]cachedImage {
 	return all[p.part.UUID]
 }
 
-// cached finds an image by its exact stored name.
 func (m *machine) cached(name imageName) (cachedImage, bool) {
 	m.fw.images.mu.Lock()
 	defer m.fw.images.mu.Unlock()
@@ -653,7 +651,6 @@ func (m *machine) store(name imageName, c cachedImage) {
 	}
 }
 
-// list returns the images of one namespace by name.
 func (m *machine) list(in imageName) ([]string, []cachedImage) {
 	m.fw.images.mu.Lock()
 	defer m.fw.images.mu.Unlock()

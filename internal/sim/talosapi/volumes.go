@@ -41,7 +41,6 @@ type volume struct {
 	fixed      bool           // created only by the installer
 }
 
-// placed is the location of a volume.
 type placed struct {
 	dev   device
 	index int // of the partition, from 1
@@ -134,7 +133,6 @@ func furtherVolumes(cfg config.Provider) []volume {
 	return vols
 }
 
-// locate finds a volume on any disk by its partition label.
 func locate(devs []device, label string) (placed, bool) {
 	return first(partitions(devs), func(p placed) bool { return p.part.Label == label })
 }
@@ -153,7 +151,6 @@ func (v volume) onDisk() bool {
 	return v.kind != block.VolumeTypeDirectory && v.kind != block.VolumeTypeExternal
 }
 
-// locate finds the volume by its label, selector or number.
 func (v volume) locate(devs []device) (placed, bool) {
 	switch {
 	case !v.onDisk():
@@ -402,13 +399,11 @@ func StateUUID(content []byte) string {
 	return p.UUID
 }
 
-// mount is a mounted volume.
 type mount struct {
 	placed
 	volume, target string
 }
 
-// mounted returns a configured machine's mounted volumes.
 func (b *boot) mounted(devs []device) []mount {
 	cfg := b.config()
 	if cfg == nil {
@@ -492,7 +487,6 @@ func (b *boot) mountStatuses(devs []device) []resource.Resource {
 	return rs
 }
 
-// metaKeys returns the tags in META.
 func metaKeys(devs []device) []resource.Resource {
 	d, _ := systemDisk(devs)
 	tags := readMeta(d)
