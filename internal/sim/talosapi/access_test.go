@@ -233,9 +233,7 @@ func TestDescribe(t *testing.T) {
 		return talosapi.Describe(must.Get(l.fw.Preinstalled(conf, ukiOf(t, image(build)), true))(t))
 	}
 	first, again, other := of("old"), of("old"), of("new")
-	if first != again || first == other {
-		t.Errorf("descriptions:\n%s\n%s\n%s", first, again, other)
-	}
+	must.Equal(t, "descriptions: old is old, and new", []any{first, false}, []any{again, first == other})
 	data, more := talosapi.DataDisk("u-data", []byte("a")), talosapi.DataDisk("u-data", []byte("a"))
 	must.Equal(t, "two data disks with UUIDs of their own read alike", false, talosapi.Describe(data) == talosapi.Describe(more))
 }
@@ -422,14 +420,12 @@ func lines(t *testing.T, c *client.Client, namespace string, driver common.Conta
 func TestLogs(t *testing.T) {
 	inLab(t, func(t *testing.T, l *lab) {
 		c := l.extended()
-		all, err := lines(t, c, system, inContainerd, "machined", -1)
-		if err != nil || !strings.HasSuffix(all[0], " initialize sequence: 8 phase(s)") {
-			t.Fatalf("machined: %q, %v", all, err)
-		}
+		all := must.Get(lines(t, c, system, inContainerd, "machined", -1))(t)
+		must.Contain(t, "machined's first line", all[0]+"\n", " initialize sequence: 8 phase(s)\n")
 		last := must.Get(lines(t, c, system, inContainerd, "machined", 2))(t)
 		must.Equal(t, "the last two lines", all[len(all)-2:], last)
 		pod := "kube-system/kube-apiserver-cp1"
-		_, err = lines(t, c, constants.K8sContainerdNamespace, common.ContainerDriver_CRI, pod+":nonsense", -1)
+		_, err := lines(t, c, constants.K8sContainerdNamespace, common.ContainerDriver_CRI, pod+":nonsense", -1)
 		requireError(t, "no container", err, codes.Unknown, "not found")
 		requireError(t, "no namespace", must.Err(lines(t, c, "", common.ContainerDriver_CRI, pod, -1)), codes.InvalidArgument, "namespace can't be empty")
 		registered := must.Get(c.LogsContainers(t.Context()))(t).GetMessages()[0].GetIds()

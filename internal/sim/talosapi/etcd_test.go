@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
-	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -240,16 +239,13 @@ func TestEtcdWithoutQuorumWaits(t *testing.T) {
 		q.kill("cp2")
 		q.kill("cp3")
 		began := time.Now()
-		if _, err := q.admin(1).EtcdMemberList(t.Context(), &machineapi.EtcdMemberListRequest{}); err == nil || !strings.Contains(err.Error(), "etcdserver: request timed out") || time.Since(began) < 7*time.Second {
-			t.Errorf("members after %s: %v", time.Since(began), err)
-		}
+		must.Fail(t, must.Err(q.admin(1).EtcdMemberList(t.Context(), &machineapi.EtcdMemberListRequest{})), "etcdserver: request timed out")
+		must.Take(t, began, 7*time.Second, time.Minute)
 		short, cancel := context.WithTimeout(t.Context(), 2*time.Second)
 		defer cancel()
 		requireError(t, "with a deadline", must.Err(q.admin(1).EtcdMemberList(short, &machineapi.EtcdMemberListRequest{})), codes.DeadlineExceeded, "")
-		s := must.Get(q.admin(1).EtcdStatus(t.Context()))(t)
-		if m := s.GetMessages()[0].GetMemberStatus(); m.GetLeader() != 0 || !slices.Equal(m.GetErrors(), []string{"etcdserver: no leader"}) {
-			t.Errorf("status %v", m)
-		}
+		m := must.Get(q.admin(1).EtcdStatus(t.Context()))(t).GetMessages()[0].GetMemberStatus()
+		must.Equal(t, "leader, errors", []any{uint64(0), []string{"etcdserver: no leader"}}, []any{m.GetLeader(), m.GetErrors()})
 		requireError(t, "a snapshot needs no quorum", snapshotError(t.Context(), q.client(address(1), role.EtcdBackup)), codes.OK, "")
 		time.Sleep(time.Minute)
 		want(t, "service", q.service(1), "Running Fail: Health check failed: context deadline exceeded")
@@ -261,9 +257,9 @@ func TestEtcdWithoutQuorumWaits(t *testing.T) {
 		q.start(2, "cp2", "cp2")
 		q.running(address(3))
 		q.running(address(1))
-		if v := q.fw.EtcdViolations(); len(v) != 1 || !strings.HasSuffix(v[0], "of the voting members [cp1 cp2 cp3] only [cp1] run") {
-			t.Errorf("violations %q", v)
-		}
+		v := q.fw.EtcdViolations()
+		must.Equal(t, "violations", 1, len(v))
+		must.Contain(t, "violation", v[0], "of the voting members [cp1 cp2 cp3] only [cp1] run")
 	})
 }
 
@@ -332,9 +328,8 @@ func TestEtcdLeaveCluster(t *testing.T) {
 		// Calls to an etcd that does not run hang: the caller's deadline ends them.
 		began := time.Now()
 		patient, cancel := context.WithTimeout(t.Context(), time.Minute)
-		if _, err := q.admin(3).EtcdStatus(patient); err == nil || time.Since(began) != time.Minute {
-			t.Errorf("its own status after %s: %v", time.Since(began), err)
-		}
+		must.Equal(t, "its own status", false, must.Err(q.admin(3).EtcdStatus(patient)) == nil)
+		must.Take(t, began, time.Minute, time.Minute)
 		cancel()
 		must.Do(t, q.admin(3).Reboot(t.Context())) // it joins again
 		time.Sleep(10 * time.Second)
@@ -527,9 +522,7 @@ func TestBootstrapFromASnapshot(t *testing.T) {
 			}
 			must.Do(t, c.Bootstrap(ctx, recover))
 			time.Sleep(time.Minute)
-			if got := q.service(1); !strings.HasPrefix(got, bad.text) {
-				t.Errorf("%s: service %s, want %s", bad.name, got, bad.text)
-			}
+			must.Contain(t, bad.name+": service", "\n"+q.service(1), "\n"+bad.text)
 			want(t, bad.name, q.machine(1), "booting ready=false services: etcd not running")
 		}
 		must.Get(c.EtcdRecover(ctx, bytes.NewReader(saved)))(t)

@@ -55,9 +55,9 @@ func TestInstallFromISO(t *testing.T) {
 		_, err := get[*config.MachineConfig](ctx, open, config.NewMachineConfig(nil).Metadata())
 		requireError(t, "machine configuration in maintenance mode", err, codes.PermissionDenied, "")
 		requireError(t, "reboot in maintenance mode", open.Reboot(ctx), codes.PermissionDenied, "")
-		if got := facts(t, open); got.schematic != "schematic-new" || got.uuid != wk.hw.UUID || got.extensions != "iscsi-tools v0.2.0 0.sqsh, schematic schematic-new 1.sqsh" {
-			t.Errorf("facts of the ISO: %+v", got)
-		}
+		got := facts(t, open)
+		must.Equal(t, "facts of the ISO", []string{"schematic-new", wk.hw.UUID, "iscsi-tools v0.2.0 0.sqsh, schematic schematic-new 1.sqsh"},
+			[]string{got.schematic, got.uuid, got.extensions})
 		want(t, "firmware variables before", talosapi.Describe(wk.hw.NVRAM.Bytes()), "blank")
 		want(t, "volumes in maintenance mode", volumes(t, open), "META missing , STATE missing ")
 		ids := partitionIDs(t, open)
@@ -68,10 +68,10 @@ func TestInstallFromISO(t *testing.T) {
 		}))
 		secure := l.client(workerAddr, role.Admin)
 		l.awaitStage(secure, runtime.MachineStageRunning)
-		got := facts(t, secure)
-		if got.entry != "Talos-v1.13.9.efi" || got.schematic != "schematic-new" || strings.Contains(got.cmdline, "halt_if_installed") || !strings.Contains(got.cmdline, "recast.lock=sha256-new") {
-			t.Errorf("facts of the installed system: %+v", got)
-		}
+		got = facts(t, secure)
+		must.Equal(t, "facts of the installed system", []any{"Talos-v1.13.9.efi", "schematic-new", false},
+			[]any{got.entry, got.schematic, strings.Contains(got.cmdline, "halt_if_installed")})
+		must.Contain(t, "kernel arguments", got.cmdline, "recast.lock=sha256-new")
 		want(t, "firmware variables", talosapi.Describe(wk.hw.NVRAM.Bytes()), "NVRAM boots Talos-v1.13.9.efi")
 		want(t, "volumes", volumes(t, secure), "EPHEMERAL ready /dev/vda4, META ready /dev/vda2, STATE ready /dev/vda3, u-data ready /dev/vdb1")
 		want(t, "identity of the data volume", partitionIDs(t, secure)["vdb1"], ids["vdb1"])
@@ -151,9 +151,8 @@ func TestRebootKeepsConfigAndData(t *testing.T) {
 		time.Sleep(10 * time.Second)
 		l.awaitStage(c, runtime.MachineStageRunning)
 		second := facts(t, c)
-		if second.bootID == first.bootID || second.hostname != "cp-renamed" || second.identity != first.identity {
-			t.Errorf("after the reboot: %+v, before: %+v", second, first)
-		}
+		must.Equal(t, "after the reboot: same boot, name, identity", []any{false, "cp-renamed", first.identity},
+			[]any{second.bootID == first.bootID, second.hostname, second.identity})
 		b.guest.Shutdown()
 		time.Sleep(5 * time.Second)
 		<-b.off
@@ -197,12 +196,9 @@ func TestRecreateFindsItsVolumesAgain(t *testing.T) {
 
 		_, c = create("new")
 		second, now := facts(t, c), partitionIDs(t, c)
-		if second.schematic != "schematic-new" || second.identity == first.identity || second.hostname != first.hostname {
-			t.Errorf("after the recreate: %+v, before: %+v", second, first)
-		}
-		if now["vdb1"] != ids["vdb1"] || now["vdb2"] != ids["vdb2"] || now["vda3"] == ids["vda3"] {
-			t.Errorf("partitions: %v, before: %v", now, ids)
-		}
+		must.Equal(t, "after the recreate: schematic, same identity, name", []any{"schematic-new", false, first.hostname},
+			[]any{second.schematic, second.identity == first.identity, second.hostname})
+		must.Equal(t, "partitions; the same STATE", []any{ids["vdb1"], ids["vdb2"], false}, []any{now["vdb1"], now["vdb2"], now["vda3"] == ids["vda3"]})
 		must.Equal(t, "the data disk changed", sum, data.Media.SHA256())
 	})
 }
@@ -251,17 +247,15 @@ func TestBootFromDiskImage(t *testing.T) {
 		wk.on()
 		open := l.maintained(workerAddr)
 		got := facts(t, open)
-		if got.schematic != "schematic-new" || got.uuid != wk.hw.UUID || strings.Contains(got.cmdline, "halt_if_installed") || got.entry != "talos-v1.13.9.efi" {
-			t.Errorf("facts in maintenance mode: %+v", got)
-		}
+		must.Equal(t, "facts in maintenance mode", []any{"schematic-new", wk.hw.UUID, false, "talos-v1.13.9.efi"},
+			[]any{got.schematic, got.uuid, strings.Contains(got.cmdline, "halt_if_installed"), got.entry})
 		want(t, "volumes in maintenance mode", volumes(t, open), "META ready /dev/vda4, STATE missing ")
 
 		apply(t, open, l.config(talosapi.Machine{Hostname: "wk1", Installer: "factory.test/nocloud-installer/none:v1.13.9"}))
 		secure := l.client(workerAddr, role.Admin)
 		l.awaitStage(secure, runtime.MachineStageRunning)
-		if got = facts(t, secure); got.entry != "talos-v1.13.9.efi" || !strings.Contains(got.cmdline, "recast.lock=sha256-new") {
-			t.Errorf("facts of the node: %+v", got)
-		}
+		got = facts(t, secure)
+		must.Contain(t, "entry and arguments of the node", got.entry+" "+got.cmdline, "talos-v1.13.9.efi ", "recast.lock=sha256-new")
 		want(t, "volumes", volumes(t, secure), "EPHEMERAL ready /dev/vda6, META ready /dev/vda4, STATE ready /dev/vda5")
 		must.Take(t, began, 0, 45*time.Second) // longer if it reboots; its kubelet may wait 10 s for the next attempt to join
 	})
@@ -297,19 +291,13 @@ func TestDisksHoldTheInstallersImage(t *testing.T) {
 			{wk, "EFI [" + entry("Talos-v1.13.9.efi", img) + "];"},
 		} {
 			media := tc.b.drives[0].Media
-			if got := talosapi.Describe(media.Bytes()); !strings.HasPrefix(got, tc.want) {
-				t.Errorf("%s has %s\nwant %s", tc.b.hw.Name, got, tc.want)
-			}
-			if got := media.Size(); got > 64<<10 {
-				t.Errorf("the disk of %s holds %d bytes", tc.b.hw.Name, got)
-			}
+			must.Contain(t, tc.b.hw.Name, "\n"+talosapi.Describe(media.Bytes()), "\n"+tc.want)
+			must.Equal(t, "the disk of "+tc.b.hw.Name+" is large", false, media.Size() > 64<<10)
 		}
 		got, err := readFile(t.Context(), l.client(workerAddr, role.Admin), file)
 		must.Equal(t, "the installed system", []any{nil, string(large)}, []any{err, string(got)})
 		list := must.Get(c.ImageClient.List(t.Context(), &machineapi.ImageServiceListRequest{Containerd: criSystem()}))(t)
-		if m, err := list.Recv(); err != nil || m.GetSize() != int64(len(ukiOf(t, img))) {
-			t.Errorf("the pulled image has %d bytes, err = %v", m.GetSize(), err)
-		}
+		must.Equal(t, "bytes of the pulled image", int64(len(ukiOf(t, img))), must.Get(list.Recv())(t).GetSize())
 	})
 }
 
@@ -368,15 +356,11 @@ func TestWhatTheImageIsFor(t *testing.T) {
 				l.running(workerAddr)
 				c = l.client(workerAddr, role.Reader)
 			}
-			v := must.Get(c.Version(t.Context()))(t)
-			got := v.GetMessages()[0]
-			if got.GetVersion().GetArch() != "amd64" || got.GetPlatform().GetName() != tc.platform || got.GetPlatform().GetMode() != tc.mode || got.GetFeatures().GetRbac() != configured {
-				t.Errorf("configured %t: %v", configured, got)
-			}
-			state, err := get[*runtime.SecurityState](t.Context(), c, runtime.NewSecurityStateSpec(runtime.NamespaceName).Metadata())
-			if err != nil || state.TypedSpec().SecureBoot || state.TypedSpec().BootedWithUKI == tc.seabios {
-				t.Errorf("configured %t: %+v, %v", configured, state, err)
-			}
+			got := must.Get(c.Version(t.Context()))(t).GetMessages()[0]
+			must.Equal(t, fmt.Sprintf("configured %t", configured), []any{"amd64", tc.platform, tc.mode, configured},
+				[]any{got.GetVersion().GetArch(), got.GetPlatform().GetName(), got.GetPlatform().GetMode(), got.GetFeatures().GetRbac()})
+			state := must.Get(get[*runtime.SecurityState](t.Context(), c, runtime.NewSecurityStateSpec(runtime.NamespaceName).Metadata()))(t)
+			must.Equal(t, "Secure Boot, UKI", []bool{false, !tc.seabios}, []bool{state.TypedSpec().SecureBoot, state.TypedSpec().BootedWithUKI})
 		}
 	})
 }
@@ -502,9 +486,7 @@ func TestTriedConfiguration(t *testing.T) {
 		_, c := l.node(image("old"))
 		conf := l.config(cp1(newRef))
 		said := applyAs(t, c, conf, machineapi.ApplyConfigurationRequest_TRY).GetModeDetails()
-		if !strings.HasSuffix(said, "automatically reverted back in 1m0s") {
-			t.Errorf("it says %q", said)
-		}
+		must.Contain(t, "the answer", said, "automatically reverted back in 1m0s")
 		got := installerOf(t, c)
 		if name == "confirmed" {
 			applyAs(t, c, conf, machineapi.ApplyConfigurationRequest_NO_REBOOT)
@@ -547,9 +529,7 @@ func TestFirstConfiguration(t *testing.T) {
 		b := l.box(cpAddr, disk("virtio0", "system", 10, system), cdrom(l.iso(image("old"))))
 		b.on()
 		answer := applyAs(t, l.maintained(cpAddr), conf, tc.mode)
-		if !strings.HasSuffix(answer.GetModeDetails(), tc.said) || answer.GetMode() != tc.mode {
-			t.Errorf("it says %v", answer)
-		}
+		must.Contain(t, "the answer", answer.GetMode().String()+": "+answer.GetModeDetails()+"\n", tc.mode.String()+": ", tc.said+"\n")
 		for _, stage := range []runtime.MachineStage{tc.now, tc.then} {
 			time.Sleep(time.Minute)
 			if stage == runtime.MachineStageRunning {
@@ -697,10 +677,7 @@ func TestAClockThatIsWrong(t *testing.T) {
 		l.fw.Trouble(9001, talosapi.Trouble{Clock: c.off})
 		l.controlPlane(image("old"))
 		time.Sleep(5 * time.Minute)
-		_, err := l.clientWith(cpAddr, conf).Version(t.Context())
-		if err != nil && c.says == "" || !strings.Contains(fmt.Sprint(err), c.says) {
-			t.Errorf("err = %v", err)
-		}
+		must.Fail(t, must.Err(l.clientWith(cpAddr, conf).Version(t.Context())), c.says)
 		l.fw.Trouble(9001, talosapi.Trouble{})
 		l.running(cpAddr)
 	})

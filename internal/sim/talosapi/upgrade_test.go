@@ -3,6 +3,7 @@ package talosapi_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"strings"
@@ -11,6 +12,7 @@ import (
 	"time"
 	"unicode/utf16"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/siderolabs/talos/pkg/machinery/api/common"
 	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
 	"github.com/siderolabs/talos/pkg/machinery/client"
@@ -139,15 +141,12 @@ func TestUpgradeByLifecycleService(t *testing.T) {
 		old := facts(t, c)
 		requireError(t, "an image that was never pulled", must.Err(install(t.Context(), c, newRef)), codes.Internal, "not found in containerd store")
 		mustInstall(t, c, newRef)
-		if now := facts(t, c); now != old {
-			t.Errorf("installed but not rebooted: %+v, before: %+v", now, old)
-		}
+		must.Equal(t, "installed but not rebooted", old, facts(t, c), cmp.AllowUnexported(nodeFacts{}))
 		want(t, "next entry", nextEntry(t, c), "Talos-v1.13.9~1.efi")
 		want(t, "disk", efi(b), `EFI boots Talos-v1.13.9~1.efi of Talos-v1.13.9.efi Talos-v1.13.9~1.efi META {"Upgrade":"Talos-v1.13.9.efi"}`)
 		now := l.reboot(c, func() error { return c.Reboot(t.Context()) })
-		if now.schematic != "schematic-new" || now.entry != "Talos-v1.13.9~1.efi" || !strings.Contains(now.cmdline, "lock=sha256-new") || now.identity != old.identity {
-			t.Errorf("after the reboot: %+v", now)
-		}
+		must.Contain(t, "kernel arguments", now.cmdline, "lock=sha256-new")
+		must.Equal(t, "after the reboot", []string{"schematic-new", "Talos-v1.13.9~1.efi", old.identity}, []string{now.schematic, now.entry, now.identity})
 		want(t, "disk", efi(b), `EFI boots Talos-v1.13.9~1.efi of Talos-v1.13.9.efi Talos-v1.13.9~1.efi META`)
 		must.Equal(t, "on the screen", 1, strings.Count(strings.Join(l.lines(&l.screen), "\n"), "removing fallback entry"))
 		// the next one replaces the oldest, with the next number
@@ -177,17 +176,13 @@ func TestPowerLossDuringAnUpgrade(t *testing.T) {
 			c = l.client(cpAddr, role.Admin)
 			now := facts(t, c)
 			builds[now.schematic]++
-			if !strings.HasSuffix(efi(b), "META") {
-				t.Errorf("power lost after %s: the fallback is still there: %s", after, efi(b))
-			}
+			must.Contain(t, fmt.Sprintf("after a power loss after %s", after), efi(b)+"\n", "META\n") // without a fallback
 			if now.schematic == "schematic-old" {
 				mustInstall(t, c, newRef) // it is in the cache
 			}
 			b.guest.Kill()
 		}
-		if builds["schematic-old"] < 5 || builds["schematic-new"] < 3 {
-			t.Errorf("what came up: %v", builds)
-		}
+		must.Equal(t, fmt.Sprint("enough of each came up: ", builds), true, builds["schematic-old"] >= 5 && builds["schematic-new"] >= 3)
 	})
 }
 
@@ -275,9 +270,7 @@ func TestStagedUpgradeHappensAtTheNextBoot(t *testing.T) {
 			_, err := c.UpgradeWithOptions(t.Context(), client.WithUpgradeImage(newRef), client.WithUpgradeStage(true))
 			return err
 		})
-		if now.schematic != "schematic-new" || efi(b) != "EFI boots Talos-v1.13.9~1.efi of Talos-v1.13.9.efi Talos-v1.13.9~1.efi META" {
-			t.Errorf("after the upgrade: %+v, disk %s", now, efi(b))
-		}
+		want(t, "after the upgrade", now.schematic+" "+efi(b), "schematic-new EFI boots Talos-v1.13.9~1.efi of Talos-v1.13.9.efi Talos-v1.13.9~1.efi META")
 	})
 }
 
@@ -369,9 +362,7 @@ func TestUpgradeToASystemThatRollsBack(t *testing.T) {
 		old := facts(t, c)
 		mustInstall(t, c, newRef)
 		now := l.reboot(c, func() error { return c.Reboot(t.Context()) })
-		if now.schematic != old.schematic || now.entry != old.entry || now.bootID == old.bootID {
-			t.Errorf("now %+v, before %+v", now, old)
-		}
+		must.Equal(t, "now", []any{old.schematic, old.entry, false}, []any{now.schematic, now.entry, now.bootID == old.bootID})
 		l.shows(`reverting failed upgrade, switching to "Talos-v1.13.9.efi"`)
 		want(t, "disk", efi(b), "EFI boots Talos-v1.13.9.efi of Talos-v1.13.9.efi Talos-v1.13.9~1.efi META")
 	})
@@ -383,9 +374,7 @@ func TestInstallerThatFails(t *testing.T) {
 		l.fw.BreakImage("schematic-new", talosapi.InstallerFails)
 		before, old := efi(b), facts(t, c)
 		installs(t, c, newRef, 1)
-		if now := facts(t, c); now != old || efi(b) != before {
-			t.Errorf("now %+v, disk %s", now, efi(b))
-		}
+		must.Equal(t, "now", []any{old, before}, []any{facts(t, c), efi(b)}, cmp.AllowUnexported(nodeFacts{}))
 		// the old upgrade call takes the node down in vain
 		now := l.reboot(c, func() error { _, err := legacy(t.Context(), c, newRef); return err })
 		must.Equal(t, "now", []any{old.schematic, before}, []any{now.schematic, efi(b)})
