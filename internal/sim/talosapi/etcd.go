@@ -225,11 +225,8 @@ func (e *etcdService) show(ctx context.Context, s service) {
 	}
 	e.status = s
 	e.mu.Unlock()
-	if !changed {
-		return
-	}
-	if err := e.b.refresh(ctx); err != nil && ctx.Err() == nil {
-		e.b.m.console("service[etcd]: %v", err)
+	if changed {
+		e.b.refresh(ctx)
 	}
 }
 
@@ -711,7 +708,8 @@ func (b *boot) leaveEtcd(ctx context.Context, c *etcd.Cluster) error {
 	if err := b.m.writeEtcdData(nil); err != nil {
 		return fmt.Errorf("failed to remove /var/lib/etcd: %w", err)
 	}
-	return b.refresh(ctx)
+	b.refresh(ctx)
+	return ctx.Err()
 }
 
 // Bootstrap implements the API. It returns as soon as the service has the request.

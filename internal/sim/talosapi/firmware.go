@@ -350,9 +350,7 @@ func (b *boot) awaitTime(ctx context.Context) (outcome, error) {
 			}
 			return carryOn, nil
 		}
-		if err := b.stage(ctx, runtime.MachineStageBooting, false, "time: time is not synced", "services: kubelet not running"); err != nil {
-			return carryOn, err
-		}
+		b.stage(ctx, runtime.MachineStageBooting, false, "time: time is not synced", "services: kubelet not running")
 		if end := until(ctx, b, changed); end != carryOn {
 			return end, nil
 		}
@@ -616,9 +614,7 @@ func (b *boot) crash(ctx context.Context, err error) (outcome, error) {
 // maintenance serves the API of a machine without configuration until the machine gets a configuration.
 func (b *boot) maintenance(ctx context.Context) (firstConfig, outcome, error) {
 	b.tell("", &machineapi.TaskEvent{Task: "runningMaintenance", Action: machineapi.TaskEvent_START})
-	if err := b.stage(ctx, runtime.MachineStageMaintenance, true); err != nil {
-		return firstConfig{}, carryOn, err
-	}
+	b.stage(ctx, runtime.MachineStageMaintenance, true)
 	if b.m.addr().IsValid() {
 		tls, err := maintenanceTLS(b.m.addr())
 		if err != nil {
@@ -649,9 +645,7 @@ func (b *boot) configured(ctx context.Context, st stateData) (outcome, error) {
 	if err := b.adopt(ctx, st); err != nil {
 		return carryOn, err
 	}
-	if err := b.stage(ctx, runtime.MachineStageBooting, false, "services"); err != nil {
-		return carryOn, err
-	}
+	b.stage(ctx, runtime.MachineStageBooting, false, "services")
 	if b.m.addr().IsValid() {
 		b.tasks.Go(func() { b.secureAPI(ctx) })
 	}
@@ -680,9 +674,7 @@ func (b *boot) configured(ctx context.Context, st stateData) (outcome, error) {
 		return end, err
 	}
 	if b.med.entry != "" && b.m.fw.hub.defectOf(b.med.image) == Unready {
-		if err := b.stage(ctx, runtime.MachineStageBooting, false, "services: kubelet not running"); err != nil {
-			return carryOn, err
-		}
+		b.stage(ctx, runtime.MachineStageBooting, false, "services: kubelet not running")
 		return b.wait(ctx, "", 0), nil
 	}
 	if b.etcdService() == nil {
@@ -695,18 +687,14 @@ func (b *boot) configured(ctx context.Context, st stateData) (outcome, error) {
 	if end := b.startKubelet(ctx); end != carryOn {
 		return end, nil
 	}
-	if err := b.stage(ctx, runtime.MachineStageBooting, true); err != nil {
-		return carryOn, err
-	}
+	b.stage(ctx, runtime.MachineStageBooting, true)
 	if e := b.etcdService(); e != nil {
 		if end := until(ctx, b, e.up); end != carryOn {
 			return end, nil
 		}
 	}
 	b.seq.end()
-	if err := b.stage(ctx, runtime.MachineStageRunning, true); err != nil {
-		return carryOn, err
-	}
+	b.stage(ctx, runtime.MachineStageRunning, true)
 	if cfg := b.config(); cfg.Machine().Type().IsControlPlane() {
 		if err := b.controls(ctx); err != nil {
 			return carryOn, err
@@ -739,7 +727,7 @@ func (b *boot) leave(ctx context.Context, end outcome) outcome {
 	b.gone()
 	b.seq.to("stopEverything")
 	b.etcdService().stop(errOrderly)
-	if err := b.stage(ctx, stage, true); err != nil || !b.m.spend(ctx, "leave", b.m.fw.o.Times.Leave/2) {
+	if b.stage(ctx, stage, true); !b.m.spend(ctx, "leave", b.m.fw.o.Times.Leave/2) {
 		return killed
 	}
 	b.dying.Store(true) // machined ends before apid

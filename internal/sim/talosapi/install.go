@@ -38,9 +38,7 @@ func (b *boot) install(ctx context.Context) (outcome, error) {
 	}
 	b.sequence("", "install", b.release().phases(installPhases))
 	b.seq.to("install")
-	if err := b.stage(ctx, runtime.MachineStageInstalling, true); err != nil {
-		return carryOn, err
-	}
+	b.stage(ctx, runtime.MachineStageInstalling, true)
 	end, err := b.writeSystem(ctx)
 	switch {
 	case ctx.Err() != nil:
@@ -176,9 +174,7 @@ var errNoMatch = errors.New("no disk matched the selector")
 // machined): it retries until a disk counts as installed. If the installer failed after that, the machine is a node
 // that runs from its boot medium, and is not rebooted.
 func (b *boot) installUnattended(ctx context.Context) (outcome, error) {
-	if err := b.stage(ctx, runtime.MachineStageRunning, false, "services: kubelet not running"); err != nil {
-		return carryOn, err
-	}
+	b.stage(ctx, runtime.MachineStageRunning, false, "services: kubelet not running")
 	for pause := time.Second; ; pause = min(2*pause, maxInstallPause) {
 		if err := b.unattended(ctx, runtime.UnattendedInstallPhaseInstalling, nil); err != nil {
 			return carryOn, err
@@ -346,7 +342,8 @@ func (s *machineService) applyMaintenance(_ context.Context, req *machineapi.App
 		}
 		return answer, nil
 	case tried:
-		answer.ModeDetails += triedFor(tryFor(req.GetTryModeTimeout()))
+		_, said := tryFor(req.GetTryModeTimeout())
+		answer.ModeDetails += said
 	}
 	select {
 	case s.boot.configs <- firstConfig{raw: req.GetData(), tried: tried}:
@@ -388,8 +385,8 @@ func (s *machineService) applyRunning(ctx context.Context, req *machineapi.Apply
 		return s.boot.dryRun(answer, cfg)
 	}
 	if mode == try {
-		d := tryFor(req.GetTryModeTimeout())
-		answer.ModeDetails += triedFor(d)
+		d, said := tryFor(req.GetTryModeTimeout())
+		answer.ModeDetails += said
 		return answer, s.boot.try(ctx, cfg, d)
 	}
 	s.boot.endTrial()
@@ -457,16 +454,12 @@ func (metalMode) String() string          { return "metal" }
 func (m metalMode) RequiresInstall() bool { return !m.installed }
 func (metalMode) InContainer() bool       { return false }
 
-// tryFor returns the duration of a trial.
-func tryFor(asked *durationpb.Duration) time.Duration {
-	if asked == nil {
-		return constants.ConfigTryTimeout
+// tryFor returns the duration of a trial, and what the machine says about it.
+func tryFor(asked *durationpb.Duration) (d time.Duration, said string) {
+	if d = constants.ConfigTryTimeout; asked != nil {
+		d = asked.AsDuration()
 	}
-	return asked.AsDuration()
-}
-
-func triedFor(d time.Duration) string {
-	return fmt.Sprintf("\nThe config is applied in 'try' mode and will be automatically reverted back in %s", d)
+	return d, fmt.Sprintf("\nThe config is applied in 'try' mode and will be automatically reverted back in %s", d)
 }
 
 // firstConfig is a machine's first configuration, from maintenance mode. A configuration on trial is not stored on

@@ -73,9 +73,7 @@ func (k *kubelet) become(ctx context.Context, state, message string, healthy, un
 	}
 	holding(&k.mu, func() { k.status = s })
 	k.notify()
-	if err := k.b.refresh(ctx); err != nil && ctx.Err() == nil {
-		k.b.m.console("service %s: %v", kubeletID, err)
-	}
+	k.b.refresh(ctx)
 }
 
 // errNoKubelet is the health check's error if the process does not listen.

@@ -114,7 +114,7 @@ func layersOf(img artefact.Image) []*extensions.Layer {
 }
 
 // stage publishes the machine's stage; each unmet condition is "name" or "name: reason".
-func (b *boot) stage(ctx context.Context, s runtime.MachineStage, ready bool, unmet ...string) error {
+func (b *boot) stage(ctx context.Context, s runtime.MachineStage, ready bool, unmet ...string) {
 	var spec runtime.MachineStatusSpec
 	spec.Stage, spec.Status.Ready = s, ready
 	for _, u := range unmet {
@@ -122,7 +122,7 @@ func (b *boot) stage(ctx context.Context, s runtime.MachineStage, ready bool, un
 		spec.Status.UnmetConditions = append(spec.Status.UnmetConditions, runtime.UnmetCondition{Name: name, Reason: reason})
 	}
 	holding(&b.mu, func() { b.status = spec })
-	return b.refresh(ctx)
+	b.refresh(ctx)
 }
 
 // publishConfig publishes the active configuration, the stored configuration, and what follows from the active one.

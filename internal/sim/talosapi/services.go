@@ -199,7 +199,7 @@ func (s service) unmet() string {
 }
 
 // refresh publishes the machine's stage as last set, and its present services.
-func (b *boot) refresh(ctx context.Context) error {
+func (b *boot) refresh(ctx context.Context) {
 	b.showing.Lock()
 	defer b.showing.Unlock()
 	status := guarded(&b.mu, &b.status)
@@ -216,17 +216,20 @@ func (b *boot) refresh(ctx context.Context) error {
 		spec := v1alpha1.ServiceSpec{Running: true, Healthy: s.healthy, Unknown: s.unknown}
 		rs = append(rs, filled(v1alpha1.NewService(s.id), spec))
 	}
-	if err := b.store.replace(ctx, v1alpha1.NamespaceName, v1alpha1.ServiceType, rs); err != nil {
-		return err
+	err := b.store.replace(ctx, v1alpha1.NamespaceName, v1alpha1.ServiceType, rs)
+	if err == nil {
+		err = b.store.set(ctx, filled(runtime.NewMachineStatus(), status))
 	}
-	if err := b.store.set(ctx, filled(runtime.NewMachineStatus(), status)); err != nil {
-		return err
+	if err != nil {
+		if ctx.Err() == nil {
+			b.m.console("services: %v", err)
+		}
+		return
 	}
 	b.tellStatus(status)
 	if status.Stage == runtime.MachineStageRunning && status.Status.Ready {
 		b.settled.Do(b.m.dropFallback)
 	}
-	return nil
 }
 
 // control starts, stops or restarts a service as the API does: of the lab's services only the kubelet may be started

@@ -124,7 +124,7 @@ func (b *boot) memberHealth(ctx context.Context, c *etcd.Cluster, m etcd.Member)
 func (b *boot) runUpgrade(ctx context.Context) outcome {
 	u := guarded(&b.mu, &b.upgrade)
 	b.begin("upgrade", b.release().upgrading(u.then))
-	if err := b.stage(ctx, runtime.MachineStageUpgrading, true); err != nil {
+	if b.stage(ctx, runtime.MachineStageUpgrading, true); ctx.Err() != nil {
 		return killed
 	}
 	b.seq.to("drain")
@@ -460,7 +460,7 @@ func (b *boot) checkReset(req *machineapi.ResetRequest) error {
 func (b *boot) runReset(ctx context.Context) outcome {
 	req := guarded(&b.mu, &b.reset)
 	b.begin("reset", b.release().resetting(req, b.config().Machine().Type().IsControlPlane()))
-	if err := b.stage(ctx, runtime.MachineStageResetting, false); err != nil {
+	if b.stage(ctx, runtime.MachineStageResetting, false); ctx.Err() != nil {
 		return killed
 	}
 	if req.GetGraceful() {
