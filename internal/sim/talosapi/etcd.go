@@ -568,10 +568,7 @@ func (s *machineService) EtcdStatus(ctx context.Context, _ *emptypb.Empty) (*mac
 
 func (s *machineService) EtcdAlarmList(ctx context.Context, _ *emptypb.Empty) (*machineapi.EtcdAlarmListResponse, error) {
 	all, err := s.alarms(ctx, "etcd alarm list", "list etcd alarms", func(*etcd.Cluster, etcd.Alarm) {})
-	if err != nil {
-		return nil, err
-	}
-	return &machineapi.EtcdAlarmListResponse{Messages: []*machineapi.EtcdAlarm{{MemberAlarms: all}}}, nil
+	return &machineapi.EtcdAlarmListResponse{Messages: []*machineapi.EtcdAlarm{{MemberAlarms: all}}}, err
 }
 
 // EtcdSnapshot implements the API; the member answers even without a quorum.
@@ -883,10 +880,7 @@ func (fw *Firmware) snapshot(ctx context.Context, c *etcd.Cluster) ([]byte, erro
 // EtcdAlarmDisarm implements the API: it disarms all alarms of all members.
 func (s *machineService) EtcdAlarmDisarm(ctx context.Context, _ *emptypb.Empty) (*machineapi.EtcdAlarmDisarmResponse, error) {
 	all, err := s.alarms(ctx, "etcd alarm disarm", "disarm etcd alarm", func(c *etcd.Cluster, a etcd.Alarm) { c.Alarm(a, false) })
-	if err != nil {
-		return nil, err
-	}
-	return &machineapi.EtcdAlarmDisarmResponse{Messages: []*machineapi.EtcdAlarmDisarm{{MemberAlarms: all}}}, nil
+	return &machineapi.EtcdAlarmDisarmResponse{Messages: []*machineapi.EtcdAlarmDisarm{{MemberAlarms: all}}}, err
 }
 
 // alarms returns the alarms of all members, as one member lists them; it calls each with every alarm.

@@ -356,18 +356,6 @@ func TestEtcdOfASingleControlPlane(t *testing.T) {
 	})
 }
 
-func TestBootstrapFormsANewCluster(t *testing.T) {
-	inQuorum(t, 1, func(t *testing.T, q *quorum) {
-		q.kill("cp1")
-		q.wipe("cp1")
-		q.start(1, "cp1", "cp1")
-		time.Sleep(5 * time.Minute)
-		must.Do(t, q.admin(1).Bootstrap(t.Context(), &machineapi.BootstrapRequest{}))
-		q.running(address(1))
-		want(t, "members", q.members(), "cp1")
-	})
-}
-
 func TestEtcdCallsThatAreRefused(t *testing.T) {
 	inQuorum(t, 1, func(t *testing.T, q *quorum) {
 		_, open := q.blank(workerAddr, image("new"))

@@ -319,10 +319,7 @@ func (b *boot) pods(ctx context.Context) ([]*machineapi.ContainerInfo, error) {
 
 func (s *machineService) Containers(ctx context.Context, req *machineapi.ContainersRequest) (*machineapi.ContainersResponse, error) {
 	all, err := s.boot.containers(ctx, req.GetNamespace(), req.GetDriver())
-	if err != nil {
-		return nil, err
-	}
-	return &machineapi.ContainersResponse{Messages: []*machineapi.Container{{Containers: all}}}, nil
+	return &machineapi.ContainersResponse{Messages: []*machineapi.Container{{Containers: all}}}, err
 }
 
 // Processes implements the API: machined, and the processes of services and containers.
