@@ -130,25 +130,17 @@ var benched = flag.Int("schedules.bench", 24, "cases that the benchmark plays, f
 // BenchmarkSchedules measures the cost of a node-roll in random schedules: processor time
 // of everything, including setup and checks.
 func BenchmarkSchedules(b *testing.B) {
-	b.Run("direct", func(b *testing.B) { benchmarkSchedules(b, true, 520_000) })
-	b.Run("wire", func(b *testing.B) { benchmarkSchedules(b, false, 780_000) })
-}
-
-// benchmarkSchedules fails above most allocations for each node-roll.
-func benchmarkSchedules(b *testing.B, direct bool, most float64) {
-	b.Helper()
+	const most = 780_000 // allocations for each node-roll
 	allocated := heap.Count()
 	rolls, begin := 0, processorTime(b)
 	for b.Loop() {
 		for i := range *benched {
-			c := Draw(Seed(1, i))
-			c.Direct = direct
-			inBubble(b, func(t *testing.T) { rolls += Play(t, c).NodeRolls })
+			inBubble(b, func(t *testing.T) { rolls += Play(t, Draw(Seed(1, i))).NodeRolls })
 		}
 	}
 	spent := processorTime(b) - begin
 	if each := float64(allocated()) / float64(rolls); each > most {
-		b.Errorf("%.0f allocations for each node-roll, more than %.0f", each, most)
+		b.Errorf("%.0f allocations for each node-roll, more than %d", each, most)
 	}
 	b.ReportMetric(float64(allocated())/float64(rolls), "allocs/node-roll")
 	b.ReportMetric(float64(spent.Microseconds())/1000/float64(rolls), "cpu-ms/node-roll")

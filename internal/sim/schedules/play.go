@@ -31,7 +31,6 @@ type Result struct {
 	NodeRolls int            `json:"nodeRolls"` // nodes rolled to another build
 	Runs      int            `json:"runs"`      // processes of recast
 	Calls     int            `json:"calls"`     // received by the servers
-	Dials     int            `json:"dials"`     // connections of recast
 	Struck    map[string]int `json:"struck"`    // faults that took effect
 	Persons   map[string]int `json:"persons"`   // recast's messages when it needed a person
 	Problems  []string       `json:"problems,omitempty"`
@@ -107,11 +106,7 @@ func newPlay(t testing.TB, c Case) *play {
 	}
 	o := c.options()
 	o.Console = &p.screens
-	if c.Direct {
-		p.lab = simtest.NewDirect(t, o)
-	} else {
-		p.lab = simtest.New(t, o)
-	}
+	p.lab = simtest.New(t, o)
 	return p
 }
 
@@ -263,7 +258,6 @@ func (p *play) run() (died bool, err error) {
 	p.mu.Lock()
 	p.current = nil
 	died = life.dead
-	p.res.Dials += c.Dials()
 	p.mu.Unlock()
 	p.tell("run %s: died %t: %s", run, died, said(err))
 	return died, err
@@ -396,7 +390,6 @@ func (t *Tally) Add(c Case, r Result) {
 	count("machines boot", cmp.Or(c.Boot, "iso"))
 	count("surge nodes", fmt.Sprint(c.Surge))
 	count("faults drawn", fmt.Sprint(len(c.Faults)))
-	count("recast and servers", map[bool]string{true: "without a wire", false: "over the wire"}[c.Direct])
 }
 
 // workers returns the class of a number of workers.

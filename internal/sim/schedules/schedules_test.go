@@ -10,9 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"runtime"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -230,19 +228,7 @@ type failure struct {
 func (f failure) tell(t *testing.T) {
 	c := Draw(f.seed)
 	small := Shrink(c, *shrinks, time.Now().Add(longestShrink), fails(t.Context()))
-	t.Errorf("%s\n%s\n%smake schedules N=1 SEED=%#x\nmake schedules REPLAY='%s'", strings.Join(f.r.Problems, "\n"), strings.Join(f.r.Story, "\n"), overTheWire(t.Context(), small), f.seed, small)
-}
-
-// overTheWire is the result of a failed direct case over connections.
-func overTheWire(ctx context.Context, c Case) string {
-	if !c.Direct {
-		return ""
-	}
-	c.Direct = false
-	if fails(ctx)(c) {
-		return "it fails over the wire, too\n"
-	}
-	return "it does not fail over the wire\n"
+	t.Errorf("%s\n%s\nmake schedules N=1 SEED=%#x\nmake schedules REPLAY='%s'", strings.Join(f.r.Problems, "\n"), strings.Join(f.r.Story, "\n"), f.seed, small)
 }
 
 // fails plays a case in a separate process.
@@ -271,15 +257,11 @@ func TestReplay(t *testing.T) {
 	figures(t, tally)
 }
 
-// TestCorpus plays cases that failed in the past. A short run plays the first of them,
-// directly; all other tests use connections.
+// TestCorpus plays cases that failed in the past. A short run plays the first of them.
 func TestCorpus(t *testing.T) {
 	for i, entry := range corpus(t) {
 		if testing.Short() && i > 0 {
 			break // each takes seconds of make test
-		}
-		if testing.Short() {
-			entry.c.Direct = true
 		}
 		t.Run(entry.name, func(t *testing.T) {
 			t.Parallel()
@@ -329,7 +311,7 @@ func corpus(t testing.TB) (list []corpusEntry) {
 func TestAMachineAsksWhileItIsMuted(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
-		p := &play{lab: simtest.NewDirect(t, sim.Options{ControlPlanes: 1, Workers: sim.None}), muted: map[int]bool{}}
+		p := &play{lab: simtest.New(t, sim.Options{ControlPlanes: 1, Workers: sim.None}), muted: map[int]bool{}}
 		node := p.lab.Nodes[0]
 		asks, answer := make(chan bool, 1), make(chan bool)
 		p.lab.Silence(func(talosapi.Request) bool {
@@ -340,7 +322,7 @@ func TestAMachineAsksWhileItIsMuted(t *testing.T) {
 			}
 			return false
 		})
-		go func() { _, _ = p.lab.Lab.Client().Door(node.Addr.String() + ":50000") }() // it asks whether to answer
+		go func() { _, _ = p.lab.Lab.Client().DialContext(t.Context(), "tcp", node.Addr.String()+":50000") }() // it asks whether to answer
 		<-asks
 		go p.mute(node.VMID, true)
 		muted := func() bool {
@@ -439,52 +421,4 @@ func TestTakes(t *testing.T) {
 	if !takes(dir, 1) || takes(dir, 1<<62) || takes(dir+"/none", 1) {
 		t.Errorf("a byte %t, all there is %t, a byte where nothing is %t", takes(dir, 1), takes(dir, 1<<62), takes(dir+"/none", 1))
 	}
-}
-
-// TestWithoutAWire plays the same faults with and without connections.
-func TestWithoutAWire(t *testing.T) {
-	if testing.Short() {
-		t.Skip("long: make stories")
-	}
-	t.Parallel()
-	c := must.Get(Parse("cp=1 wk=1 hosts=1 etcd-on-data=yes strategy=recreate change=patch faults=kill@9,lost@15,dropped@22,kill-away@30,api@3m0s+20s,mute:1@1m0s+20s direct=yes"))(t)
-	direct, changes := outcome(t, c)
-	for _, problem := range direct.Problems {
-		t.Errorf("%s", problem)
-	}
-	must.Equal(t, "nodes were rolled", 2, direct.NodeRolls)
-	// To closed or untrusted servers.
-	if direct.Dials*50 > direct.Calls {
-		t.Errorf("%d connections were made for %d calls", direct.Dials, direct.Calls)
-	}
-	if testing.Short() {
-		return
-	}
-	c.Direct = false
-	wire, wireChanges := outcome(t, c)
-	must.Equal(t, "what recast has changed (-wire +direct)", wireChanges, changes)
-	for _, r := range []*Result{&wire, &direct} {
-		r.Case, r.Calls, r.Dials, r.Virtual, r.Story = "", 0, 0, 0, nil
-	}
-	must.Equal(t, "what came of it (-wire +direct)", wire, direct)
-}
-
-var podName = regexp.MustCompile(`[0-9a-f]{8}-[0-9a-z]{5}`)
-
-// outcome plays a case and lists recast's changes without duplicates: their number and order depend on scheduling.
-func outcome(t *testing.T, c Case) (r Result, changes []string) {
-	t.Helper()
-	synctest.Test(t, func(t *testing.T) {
-		p := newPlay(t, c)
-		p.playAll()
-		r = p.res
-		for _, call := range p.lab.Recorder.Calls() {
-			if isOurs(call) {
-				changes = append(changes, podName.ReplaceAllString(strings.Join([]string{call.Proto, call.Target, call.Method, pathOf(call)}, " "), "N"))
-			}
-		}
-		slices.Sort(changes)
-		changes = slices.Compact(changes)
-	})
-	return r, changes
 }

@@ -48,7 +48,6 @@ import (
 	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
 
-	"github.com/recast-sh/recast/internal/sim/directgrpc"
 	"github.com/recast-sh/recast/internal/sim/network"
 	"github.com/recast-sh/recast/internal/sim/record"
 )
@@ -60,13 +59,6 @@ type api struct {
 	grpc  *grpc.Server
 	proxy *proxy // nil in maintenance mode
 	done  chan struct{}
-	// direct is the same server for clients that bypass the wire.
-	direct *directgrpc.Server
-}
-
-func (a *api) RegisterService(desc *grpc.ServiceDesc, srv any) {
-	a.grpc.RegisterService(desc, srv)
-	a.direct.RegisterService(desc, srv)
 }
 
 // startAPI serves the machine's API until stopAPI. In maintenance mode nothing is forwarded to other
@@ -84,19 +76,17 @@ func (b *boot) startAPI(ctx context.Context, conf, client *tls.Config, maintenan
 		grpc.Creds(credentials.NewTLS(conf)), grpc.WaitForHandlers(true), grpc.ForceServerCodecV2(newCodec()),
 		grpc.UnaryInterceptor(g.unary), grpc.StreamInterceptor(g.stream), grpc.UnknownServiceHandler(unknownService),
 	)}
-	a.direct = directgrpc.NewServer(ctx, conf, g.unary, g.stream)
-	machineapi.RegisterMachineServiceServer(a, &machineService{boot: b, maintenance: maintenance})
+	machineapi.RegisterMachineServiceServer(a.grpc, &machineService{boot: b, maintenance: maintenance})
 	if b.release().lifecycle {
-		machineapi.RegisterImageServiceServer(a, &imageService{boot: b})
-		machineapi.RegisterLifecycleServiceServer(a, &lifecycleService{boot: b})
+		machineapi.RegisterImageServiceServer(a.grpc, &imageService{boot: b})
+		machineapi.RegisterLifecycleServiceServer(a.grpc, &lifecycleService{boot: b})
 	}
 	if !maintenance {
-		clusterapi.RegisterClusterServiceServer(a, &clusterService{machine: &machineService{boot: b}, proxy: g.proxy})
+		clusterapi.RegisterClusterServiceServer(a.grpc, &clusterService{machine: &machineService{boot: b}, proxy: g.proxy})
 	}
-	storageapi.RegisterStorageServiceServer(a, &storageService{boot: b})
-	cosi.RegisterStateServer(a, cosiserver.NewState(served{state.Filter(b.store.st, b.rule)}))
+	storageapi.RegisterStorageServiceServer(a.grpc, &storageService{boot: b})
+	cosi.RegisterStateServer(a.grpc, cosiserver.NewState(served{state.Filter(b.store.st, b.rule)}))
 	holding(&b.mu, func() { b.api = a })
-	b.m.fw.o.Network.Open(ctx, l.Addr().String(), func() (network.Door, bool) { return a.direct.Door(), !b.m.silent("", "") })
 	go func() {
 		defer close(a.done)
 		_ = a.grpc.Serve(&muteListener{Listener: l, m: b.m}) // its end by stopAPI is no error
@@ -123,7 +113,6 @@ func (b *boot) stopAPI() {
 	if a.proxy != nil {
 		a.proxy.close()
 	}
-	a.direct.Stop()
 	a.grpc.Stop()
 	<-a.done
 }
