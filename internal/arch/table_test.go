@@ -220,7 +220,6 @@ var table = []row{
 	}},
 	{pkg: "internal/sim/network"},
 	{pkg: "internal/sim/must", allow: []string{"testing", "internal/fault", "github.com/google/go-cmp/cmp"}},
-	{pkg: "internal/sim/directgrpc", allow: []string{"internal/sim/network", grpc, "github.com/fullstorydev/grpchan/inprocgrpc"}},
 	{pkg: "internal/sim/record"},
 	{pkg: "internal/sim/apidoc", allow: []string{"internal/sim/record"}},
 	{pkg: "internal/sim/apidoc/apidoctest", allow: []string{"internal/sim/apidoc", "internal/sim/record"}},
@@ -238,7 +237,7 @@ var table = []row{
 	{pkg: "internal/sim/etcd", allow: []string{bbolt, protobuf}},
 	{pkg: "internal/sim/talosapi", files: tests, allow: []string{"internal/qcow2"}},
 	{pkg: "internal/sim/talosapi/...", allow: []string{
-		"internal/sim/directgrpc", "internal/sim/manifests", "internal/sim/etcd", "internal/sim/world", "internal/sim/artefact", "internal/sim/network", "internal/sim/record",
+		"internal/sim/manifests", "internal/sim/etcd", "internal/sim/world", "internal/sim/artefact", "internal/sim/network", "internal/sim/record",
 		machinery, "!" + talosDial, cosi, pki, grpc, protobuf, yaml, uuid,
 	}},
 	// not a client: the schemas by which the real server merges what is applied

@@ -87,7 +87,6 @@ func (l *Lab) serveKubernetes(ctx context.Context, shared string) {
 // apiServer answers at its machine's address, and on connections handed over from the shared address.
 type apiServer struct {
 	shared *network.Queue
-	door   network.Door
 	cancel context.CancelFunc
 	done   sync.WaitGroup
 }
@@ -97,7 +96,6 @@ func (l *Lab) startAPIServer(ctx context.Context, s talosapi.APIServer) *apiServ
 	r := &apiServer{shared: network.NewQueue(), cancel: cancel}
 	addr := net.JoinHostPort(s.Address.String(), kubernetesPort)
 	who := kubeapi.Identity{Version: s.Version, Certificate: s.Certificate, ClientCA: s.Clients, Unready: !s.Ready}
-	r.door = network.Door{Handler: l.Kube, Context: l.Kube.As(ctx, who), Certificate: s.Certificate.Leaf, HTTP2: true}
 	serve := func(on net.Listener) {
 		r.done.Go(func() {
 			if err := l.Kube.Serve(ctx, on, who); err != nil {
@@ -109,7 +107,6 @@ func (l *Lab) startAPIServer(ctx context.Context, s talosapi.APIServer) *apiServ
 	if err != nil {
 		l.complain(fmt.Errorf("listen on %s: %w", addr, err))
 	} else {
-		l.o.Network.Open(ctx, addr, func() (network.Door, bool) { return r.door, true })
 		serve(own)
 	}
 	serve(r.shared)
@@ -153,18 +150,7 @@ func (f *frontDoor) join(r *apiServer) {
 		return
 	}
 	f.listener = listener
-	f.lab.o.Network.Open(f.ctx, f.addr, f.door)
 	f.lab.serving.Go(func() { f.accept(listener) })
-}
-
-// door returns the door of the API server that gets the next connection.
-func (f *frontDoor) door() (network.Door, bool) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if len(f.behind) == 0 {
-		return network.Door{}, false
-	}
-	return f.behind[0].door, true
 }
 
 func (f *frontDoor) leave(r *apiServer) {

@@ -112,7 +112,6 @@ func (l *Lab) serveHTTP(ctx context.Context, addr string, h http.Handler) error 
 	if err != nil {
 		return fmt.Errorf("listen on %s: %w", addr, err)
 	}
-	l.o.Network.Open(ctx, addr, func() (network.Door, bool) { return network.Door{Handler: h}, true })
 	server := &http.Server{Handler: h, ReadHeaderTimeout: time.Minute}
 	l.serving.Go(func() {
 		_ = server.Serve(listener) // ends with ErrServerClosed

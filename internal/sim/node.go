@@ -30,7 +30,6 @@ import (
 
 	"github.com/recast-sh/recast/internal/sim/artefact"
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
-	"github.com/recast-sh/recast/internal/sim/network"
 	"github.com/recast-sh/recast/internal/sim/pveapi"
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 	"github.com/recast-sh/recast/internal/sim/world"
@@ -483,7 +482,6 @@ func (l *Lab) startProxmox(ctx context.Context) error {
 		}
 		server := pveapi.New(w, l.Recorder, host)
 		server.Serve(listener, cert)
-		l.o.Network.Open(ctx, addr+":"+proxmoxPort, func() (network.Door, bool) { return network.Door{Handler: server, Certificate: cert.Leaf}, true })
 		l.closers = append(l.closers, server.Close)
 	}
 	return nil

@@ -47,8 +47,6 @@ type Options struct {
 	Dial        DialFunc          // nil: the machine's network, through the proxy of the talosconfig or the environment
 	Timeout     time.Duration     // of one call to one machine; 0: 15 s
 	GRPC        []grpc.DialOption // for every connection, in addition to our own
-	// Over returns options for connections with that TLS configuration, added to GRPC; nil: none.
-	Over func(*tls.Config) []grpc.DialOption
 }
 
 // Client talks to the machines of one cluster. It is safe for concurrent use and opens a new connection for every call.
@@ -58,7 +56,6 @@ type Client struct {
 	dial      DialFunc
 	timeout   time.Duration
 	grpc      []grpc.DialOption
-	over      func(*tls.Config) []grpc.DialOption
 	expires   time.Time // of the certificate; zero: there is none
 	as        identity  // with the cluster's credentials
 }
@@ -85,7 +82,7 @@ func New(o Options) (*Client, error) {
 	if err != nil {
 		return nil, err
 	}
-	c := &Client{endpoints: own.Endpoints, dial: o.Dial, grpc: o.GRPC, over: o.Over, timeout: cmp.Or(o.Timeout, defaultTimeout), expires: expiry(crt)}
+	c := &Client{endpoints: own.Endpoints, dial: o.Dial, grpc: o.GRPC, timeout: cmp.Or(o.Timeout, defaultTimeout), expires: expiry(crt)}
 	if c.dial == nil {
 		dial := dialer.DynamicProxyDialer
 		if own.ProxyURL != "" {
@@ -95,9 +92,6 @@ func New(o Options) (*Client, error) {
 	}
 	own.ProxyURL = ""
 	c.config = &clientconfig.Config{Context: name, Contexts: map[string]*clientconfig.Context{name: &own}}
-	if c.over == nil {
-		c.over = func(*tls.Config) []grpc.DialOption { return nil }
-	}
 	c.as, err = c.withCredentials(own, crt)
 	return c, err
 }
@@ -105,7 +99,6 @@ func New(o Options) (*Client, error) {
 // identity says with which credentials recast opens a connection.
 type identity struct {
 	as    client.OptionFunc
-	over  []grpc.DialOption
 	blank bool // no credentials
 }
 
@@ -130,7 +123,7 @@ func (c *Client) withCredentials(own clientconfig.Context, pair *tls.Certificate
 	known := &tls.Config{
 		MinVersion: tls.VersionTLS12, RootCAs: roots, Certificates: []tls.Certificate{*pair}, ClientSessionCache: tls.NewLRUClientSessionCache(keptSessions),
 	}
-	return identity{as: client.WithTLSConfig(known), over: c.over(known)}, nil
+	return identity{as: client.WithTLSConfig(known)}, nil
 }
 
 // checkContext finds what would make every call fail. It returns the context's certificate; nil if there is none.
@@ -304,7 +297,7 @@ func (c *Client) callBlank(ctx context.Context, addr netip.Addr, do func(context
 	err := c.with(ctx, addr.String(), c.timeout, func(ctx context.Context, s session) error {
 		s.fingerprint = &shown
 		return do(ctx, s)
-	}, identity{as: client.WithTLSConfig(insecure), over: c.over(insecure), blank: true})
+	}, identity{as: client.WithTLSConfig(insecure), blank: true})
 	if answeredWith(codes.Unavailable, err) && asked.Load() {
 		// The error varies: TLS 1.3 has no reply for a missing certificate.
 		err = fault.WithHint(fmt.Errorf("%w (it asked for a certificate)", err), "it is not in maintenance mode: a machine that asks for a certificate has been configured already")
@@ -328,7 +321,7 @@ func (c *Client) with(
 	options := slices.Concat([]grpc.DialOption{
 		grpc.WithContextDialer(once(c.dial)), grpc.WithUserAgent("recast"),
 		grpc.WithReadBufferSize(4 << 10), // a connection carries few, short answers; long answers need no buffer
-	}, c.grpc, who.over)
+	}, c.grpc)
 	tc, err := client.New(ctx, who.as, client.WithEndpoints(addr), client.WithGRPCDialOptions(options...))
 	if err != nil {
 		return fault.Configf("connect to %s: %w", addr, err)

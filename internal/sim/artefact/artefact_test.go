@@ -3,7 +3,10 @@ package artefact_test
 import (
 	"bytes"
 	"errors"
+	"fmt"
 	"os"
+	"os/exec"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -63,12 +66,8 @@ func TestBootImagesRoundTrip(t *testing.T) {
 		must.Equal(t, "read image", want, got)
 		again := must.Get(tt.make(got))(t)
 		must.Equal(t, "the same image made twice has other bytes", false, !bytes.Equal(b, again))
-		if !bytes.Contains(b, []byte(want.Cmdline)) {
-			t.Error("the command line does not appear as it is in the bytes")
-		}
-		if len(b) > tt.limit {
-			t.Errorf("%d bytes: larger than the lab can afford", len(b))
-		}
+		must.Equal(t, "the command line appears as it is in the bytes", true, bytes.Contains(b, []byte(want.Cmdline)))
+		must.Equal(t, "larger than the lab can afford", false, len(b) > tt.limit)
 		uki := must.Get(artefact.UKI(want))(t)
 		requireDamageFound(t, b, uki, tt.read)
 	})
@@ -93,14 +92,10 @@ func requireDamageFound(t *testing.T, b, uki []byte, read func([]byte) (artefact
 	for i := start; i < end; i += 37 {
 		bad := slices.Clone(b)
 		bad[i] ^= 0x20
-		if _, err := read(bad); !errors.Is(err, artefact.ErrNotBootable) {
-			t.Fatalf("byte %d changed: err = %v", i, err)
-		}
+		refused(read(bad))(t, fmt.Sprintf("byte %d changed", i), artefact.ErrNotBootable)
 	}
 	for i := 0; i < len(b); i += 97 {
-		if _, err := read(b[:i]); !errors.Is(err, artefact.ErrNotBootable) {
-			t.Fatalf("cut to %d bytes: err = %v", i, err)
-		}
+		refused(read(b[:i]))(t, fmt.Sprintf("cut to %d bytes", i), artefact.ErrNotBootable)
 	}
 	refused(read(b[:len(b)-1]))(t, "the last byte is missing", artefact.ErrNotBootable)
 }
@@ -239,13 +234,9 @@ func TestDiskRoundTrip(t *testing.T) {
 	got := must.Get(artefact.ReadDisk(b))(t)
 	must.Equal(t, "disk", want, got)
 	must.Equal(t, "bytes of a blank disk", 0, len(artefact.WriteDisk(artefact.Disk{})))
-	if got, err := artefact.ReadDisk(nil); err != nil || len(got.Partitions) != 0 {
-		t.Errorf("blank disk = %v, %v", got, err)
-	}
+	must.Equal(t, "partitions of a blank disk", 0, len(must.Get(artefact.ReadDisk(nil))(t).Partitions))
 	for i := 1; i < len(b); i++ {
-		if _, err := artefact.ReadDisk(b[:i]); !errors.Is(err, artefact.ErrNoPartitionTable) {
-			t.Fatalf("cut to %d bytes: err = %v", i, err)
-		}
+		refused(artefact.ReadDisk(b[:i]))(t, fmt.Sprintf("cut to %d bytes", i), artefact.ErrNoPartitionTable)
 	}
 	refused(artefact.ReadDisk([]byte("user data")))(t, "foreign bytes", artefact.ErrNoPartitionTable)
 }
@@ -274,9 +265,7 @@ func FuzzRead(f *testing.F) {
 
 func requireValid(t *testing.T, img artefact.Image) {
 	t.Helper()
-	if _, err := artefact.UKI(img); err != nil {
-		t.Errorf("read an image that can't be made: %v", err)
-	}
+	must.Pass(t, must.Err(artefact.UKI(img)))
 }
 
 func digest(t *testing.T, idx interface{ Digest() (v1.Hash, error) }) string {
@@ -335,9 +324,8 @@ func TestModuleDependencies(t *testing.T) {
 	img.Extensions[1].Files = map[string][]byte{"/usr/lib/modules/5.0.0/card.ko": nil}
 	refused(artefact.UKI(img))(t, "an image with modules of another kernel was made", nil)
 	img.Kernel = "5.0.0"
-	if got = madeTwice(t, img); got.Kernel != "5.0.0" || got.Extensions[2].Version != "5.0.0" {
-		t.Errorf("with that kernel: %+v", got)
-	}
+	got = madeTwice(t, img)
+	must.Equal(t, "with that kernel", []string{"5.0.0", "5.0.0"}, []string{got.Kernel, got.Extensions[2].Version})
 }
 
 // TestForeignTalosBoots: Talos' own part may be anybody's, as long as it is complete.
@@ -348,9 +336,7 @@ func TestForeignTalosBoots(t *testing.T) {
 	defer d.Close()
 	b := must.Get(d.DecodeAll(packed, nil))(t)
 	img := must.Get(artefact.ReadISO(b))(t)
-	if len(img.Extensions) != 1 || img.Extensions[0].Name != "tools" || img.SchematicID != "ce4c" {
-		t.Fatalf("extensions %+v and schematic %q", img.Extensions, img.SchematicID)
-	}
+	must.Equal(t, "extensions, schematic", []any{1, "tools", "ce4c"}, []any{len(img.Extensions), img.Extensions[0].Name, img.SchematicID})
 	want := map[string]string{"/usr/local/lib/symlink": "../bin/tool"}
 	must.Equal(t, "links", want, img.Extensions[0].Links)
 	magic := []byte("\x28\xb5\x2f\xfd")
@@ -359,9 +345,7 @@ func TestForeignTalosBoots(t *testing.T) {
 	end := b[added-20 : added]
 	bad := bytes.Clone(end)
 	bad[19] ^= 1
-	if _, err := artefact.ReadISO(bytes.ReplaceAll(b, end, bad)); !errors.Is(err, artefact.ErrNotBootable) {
-		t.Errorf("with a changed byte in Talos' own part: err = %v", err)
-	}
+	must.FailIs(t, must.Err(artefact.ReadISO(bytes.ReplaceAll(b, end, bad))), artefact.ErrNotBootable)
 }
 
 // TestReadImagesAreTheCallersOwn: changes by one reader are invisible to the next one.
@@ -370,9 +354,7 @@ func TestReadImagesAreTheCallersOwn(t *testing.T) {
 	b := must.Get(artefact.UKI(image("amd64")))(t)
 	for range 3 {
 		img := must.Get(artefact.ReadUKI(b))(t)
-		if diff := cmp.Diff(booted("amd64"), img); diff != "" {
-			t.Fatalf("read image (-want +got):\n%s", diff)
-		}
+		must.Equal(t, "read image", booted("amd64"), img)
 		delete(img.Extensions[0].Files, "/usr/local/etc/containers/qemu-guest-agent.yaml")
 		img.Extensions[0].Links["/new"] = "x"
 		img.Extensions[1].Name = "changed"
@@ -383,13 +365,97 @@ func TestUserData(t *testing.T) {
 	t.Parallel()
 	const config = "version: v1alpha1\n"
 	iso := artefact.CloudInitISO([]byte(config))
-	if got, ok := artefact.UserData(iso); !ok || string(got) != config {
-		t.Errorf("user data %q, %t", got, ok)
-	}
+	got, ok := artefact.UserData(iso)
+	must.Equal(t, "user data", []any{true, config}, []any{ok, string(got)})
 	refused(artefact.ReadISO(iso))(t, "it boots", nil)
 	for name, b := range map[string][]byte{"nothing": nil, "text": make([]byte, 1<<17), "cut off": iso[:20*2048]} {
-		if _, ok := artefact.UserData(b); ok {
-			t.Errorf("%s has user data", name)
+		_, ok := artefact.UserData(b)
+		must.Equal(t, name+" has user data", false, ok)
+	}
+}
+
+func needs(t *testing.T, tools ...string) {
+	t.Helper()
+	for _, tool := range tools {
+		if _, err := exec.LookPath(tool); err != nil {
+			t.Skipf("%s is not installed", tool)
 		}
 	}
+}
+
+// shell returns what a script says in a directory.
+func shell(t *testing.T, dir, script string) string {
+	t.Helper()
+	cmd := exec.Command("sh", "-c", script)
+	cmd.Dir = dir
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	return string(out)
+}
+
+// TestForeignToolsReadIt unpacks images, down to a file of an extension, with the tools that
+// people use for Talos' images. Only mtools would take such a small FAT32 for a FAT12.
+func TestForeignToolsReadIt(t *testing.T) {
+	t.Parallel()
+	needs(t, "xorriso", "fsck.vfat", "objcopy", "cpio", "zstd", "unsquashfs")
+	img := image("amd64")
+	img.Extensions[0].Files["/usr/lib/firmware/intel-ucode/06-55-04"] = []byte("microcode")
+	img.Extensions[0].Files["/usr/local/lib/large"] = make([]byte, 300<<10)
+	b := must.Get(artefact.ISO(img))(t)
+	uki, err := artefact.UKI(img)
+	must.Do(t, err)
+	dir := t.TempDir()
+	must.Do(t, os.WriteFile(filepath.Join(dir, "uki"), uki, 0o600))
+	must.Do(t, os.WriteFile(filepath.Join(dir, "talos.iso"), b, 0o600))
+	script := `set -e
+xorriso -indev talos.iso -report_el_torito plain 2>/dev/null | grep -q 'UEFI.*y '
+tail -c +$((24 * 2048 + 1)) talos.iso > esp
+PATH=$PATH:/usr/sbin fsck.vfat -n -v esp
+objcopy -O binary --only-section=.cmdline uki cmdline
+objcopy --dump-section .initrd=initrd uki copy
+grep -q 'console=ttyS0.*recast.lock' cmdline
+cpio -t --quiet < initrd > early
+tail -c +1025 initrd > rest
+zstd -dc < rest > all
+{ cpio -i --quiet; cpio -i --quiet; } < all
+unsquashfs -n -q -d ext0 0.sqsh > /dev/null
+unsquashfs -n -q -d ext2 2.sqsh > /dev/null
+cd ext0/usr/local/lib/containers/qemu-guest-agent
+readlink lib.so etc > "$OLDPWD/links"
+`
+	shell(t, dir, script)
+	for name, want := range map[string]string{
+		"ext0/usr/local/etc/containers/qemu-guest-agent.yaml": "name: qemu-guest-agent\n",
+		"ext0/usr/local/lib/large":                            strings.Repeat("\x00", 300<<10),
+		"ext2/usr/local/share/schematic/ce4c":                 "",
+		"early":                                               "kernel\nkernel/x86\nkernel/x86/microcode\nkernel/x86/microcode/GenuineIntel.bin\n",
+		"init":                                                "init v1.13.9 amd64\n",
+		"links":                                               "lib.so.0\n/etc\n",
+	} {
+		must.Equal(t, name, want, string(must.Get(os.ReadFile(filepath.Join(dir, name)))(t)))
+	}
+}
+
+// TestQEMUReadsDiskImages has QEMU check disk images and their reference counts, and turn each into the same disk.
+func TestQEMUReadsDiskImages(t *testing.T) {
+	t.Parallel()
+	needs(t, "qemu-img", "/usr/sbin/sfdisk")
+	dir := t.TempDir()
+	for name, by := range map[string]artefact.Compression{"plain": artefact.Plain, "zlib": artefact.Zlib, "zstd": artefact.Zstd} {
+		b, err := artefact.DiskImage(image("amd64"), artefact.DiskForm{BIOS: true, By: by})
+		must.Do(t, err)
+		must.Do(t, os.WriteFile(filepath.Join(dir, name), b, 0o600))
+	}
+	script := `set -e
+for name in plain zlib zstd; do
+	qemu-img check -q -f qcow2 $name
+	qemu-img convert -f qcow2 -O raw $name $name.raw
+	cmp plain.raw $name.raw
+done
+/usr/sbin/sfdisk --verify plain.raw 2>&1 | grep -q 'No errors detected'
+/usr/sbin/sfdisk --dump plain.raw
+`
+	must.Contain(t, "sfdisk", shell(t, dir, script), `type=C12A7328-F81F-11D2-BA4B-00A0C93EC93B`, `name="EFI"`, `name="BIOS"`, `name="BOOT"`, `name="META"`)
 }

@@ -154,7 +154,6 @@ const (
 	modulesDir     = "/usr/lib/modules/"
 )
 
-// layers is extensions.yaml.
 type layers struct {
 	Layers []extensionLayer `yaml:"layers"`
 }
@@ -178,10 +177,8 @@ func initramfs(img Image) ([]byte, error) {
 	if len(extensions) == 0 && len(img.Loose) == 0 {
 		return base, nil
 	}
-	added, loose := map[string][]byte{}, maps.Clone(img.Loose)
-	if loose == nil {
-		loose = map[string][]byte{}
-	}
+	added, loose := map[string][]byte{}, map[string][]byte{}
+	maps.Copy(loose, img.Loose)
 	var config layers
 	for n, e := range extensions {
 		name := strconv.Itoa(n) + ".sqsh"
@@ -291,7 +288,6 @@ func osRelease(version string) []byte {
 		"VENDOR_NAME=\"Sidero Labs\"\nVENDOR_URL=\"https://www.siderolabs.com/\"\n", version, version)
 }
 
-// compressed returns one zstd frame with the bytes; the output is deterministic.
 func compressed(b []byte) ([]byte, error) {
 	w, err := zstd.NewWriter(nil, zstd.WithEncoderConcurrency(1), zstd.WithLowerEncoderMem(true), zstd.WithEncoderLevel(zstd.SpeedFastest))
 	if err != nil {
@@ -517,14 +513,12 @@ var (
 // keptImages limits each cache: at some 10 KiB for a UKI and 100 KiB for an ISO, 30 MiB in all.
 const keptImages = 256
 
-// memo caches the latest results by the SHA-256 of their input.
 type memo[V any] struct {
 	mu    sync.Mutex
 	found map[[sha256.Size]byte]V
 	order [][sha256.Size]byte
 }
 
-// of returns the cached result, or computes and caches it.
 func (m *memo[V]) of(key [sha256.Size]byte, compute func() (V, error)) (V, error) {
 	m.mu.Lock()
 	v, ok := m.found[key]

@@ -236,7 +236,6 @@ func layer(files map[string][]byte, links map[string]string, mediaType types.Med
 	return partial.CompressedToLayer(gzipped{bytes: buf.Bytes(), mediaType: mediaType})
 }
 
-// gzipped is a layer as stored in the registry.
 type gzipped struct {
 	bytes     []byte
 	mediaType types.MediaType
@@ -281,7 +280,6 @@ func withPlatform(index v1.ImageIndex, img v1.Image, arch string) v1.ImageIndex 
 	})
 }
 
-// imageFor finds the image of one architecture in an index.
 func imageFor(idx v1.ImageIndex, arch string) (v1.Image, error) {
 	manifest, err := idx.IndexManifest()
 	if err != nil {
@@ -347,7 +345,6 @@ func readLayer(l v1.Layer, files map[string][]byte, links map[string]string) (er
 	}
 }
 
-// extensionManifest is manifest.yaml of an extension image.
 type extensionManifest struct {
 	Version  string            `yaml:"version"`
 	Metadata extensionMetadata `yaml:"metadata"`

@@ -3,13 +3,25 @@
 package etcd
 
 import (
+	"bytes"
 	"cmp"
 	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"encoding/json"
 	"errors"
+	"fmt"
+	"maps"
 	"math/rand/v2"
+	"os"
+	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"time"
+
+	"go.etcd.io/bbolt"
+	"google.golang.org/protobuf/encoding/protowire"
 )
 
 // Durations at speed 1.
@@ -314,4 +326,350 @@ func (c *Cluster) propose(ctx context.Context, f func() error) error {
 		case <-due:
 		}
 	}
+}
+
+// Members lists the members. It needs a quorum: clientv3 asks for a linearizable list.
+func (c *Cluster) Members(ctx context.Context) (list []Member, err error) {
+	err = c.propose(ctx, func() error {
+		list = slices.Clone(c.members)
+		return nil
+	})
+	return list, err
+}
+
+// Add adds a learner that has not started yet. Every voting member must have been
+// connected for a while (mayAddMember with StrictReconfigCheck).
+func (c *Cluster) Add(ctx context.Context, peerURL string) (m Member, err error) {
+	err = c.propose(ctx, func() error {
+		all, _ := c.voters()
+		if c.connected() < len(all) {
+			return ErrUnhealthy
+		}
+		for _, o := range c.members {
+			if o.PeerURL == peerURL {
+				return ErrPeerURLExists
+			}
+		}
+		if slices.ContainsFunc(c.members, func(o Member) bool { return o.Learner }) {
+			return ErrTooManyLearners
+		}
+		m = Member{ID: newID(), PeerURL: peerURL, Learner: true}
+		c.members = append(c.members, m)
+		c.sort()
+		c.index++
+		c.update()
+		return nil
+	})
+	return m, err
+}
+
+// Remove removes a member unless that would cost the quorum (mayRemoveMember).
+func (c *Cluster) Remove(ctx context.Context, id uint64) error {
+	return c.propose(ctx, func() error {
+		i := c.find(id)
+		if i < 0 {
+			return ErrMemberNotFound
+		}
+		if err := c.mayRemove(c.members[i]); err != nil {
+			return err
+		}
+		c.members = slices.Delete(c.members, i, i+1)
+		maps.DeleteFunc(c.alarms, func(a Alarm, _ bool) bool { return a.Member == id })
+		c.index++
+		if c.leader == id {
+			c.leader = 0
+		}
+		c.update()
+		return nil
+	})
+}
+
+func (c *Cluster) mayRemove(m Member) error {
+	if m.Learner {
+		return nil
+	}
+	all, _ := c.voters()
+	others, started := 0, 0
+	for _, o := range all {
+		if o.ID == m.ID {
+			continue
+		}
+		others++
+		if o.Name != "" {
+			started++
+		}
+	}
+	if started < others/2+1 {
+		return ErrNotEnoughStarted
+	}
+	if _, running := c.running[m.ID]; !running {
+		return nil // not part of the active quorum
+	}
+	if c.connected()-1 < 1+(len(all)-1)/2 {
+		return ErrUnhealthy
+	}
+	return nil
+}
+
+// connected counts the voting members that the leader has been connected to for a while, itself included.
+func (c *Cluster) connected() int {
+	_, running := c.voters()
+	long := time.Now().Add(-c.scale(healthInterval))
+	n := 0
+	for _, m := range running {
+		if m.ID == c.leader || !c.running[m.ID].After(long) && !c.running[c.leader].After(long) {
+			n++
+		}
+	}
+	return n
+}
+
+// Promote makes a learner that has caught up a voter.
+func (c *Cluster) Promote(ctx context.Context, id uint64) error {
+	return c.propose(ctx, func() error {
+		i := c.find(id)
+		if i < 0 {
+			return ErrMemberNotFound
+		}
+		if !c.members[i].Learner {
+			return ErrNotLearner
+		}
+		since, running := c.running[id]
+		if !running || time.Since(since) < c.scale(catchUpTime) {
+			return ErrLearnerNotReady
+		}
+		c.members[i].Learner = false
+		c.index++
+		c.update()
+		return nil
+	})
+}
+
+// MoveLeader hands leadership from one member to another. If the target does not run, the call ends with ctx.
+func (c *Cluster) MoveLeader(ctx context.Context, from, to uint64) error {
+	for {
+		var changed <-chan struct{}
+		err := c.propose(ctx, func() error {
+			if c.leader != from {
+				return ErrNotLeader
+			}
+			i := c.find(to)
+			if i < 0 || c.members[i].Learner {
+				return ErrBadTransferee
+			}
+			if _, ok := c.running[to]; ok {
+				c.lead(to)
+				return nil
+			}
+			changed = c.changed
+			return nil
+		})
+		if err != nil || changed == nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-changed:
+		}
+	}
+}
+
+// watch records a loss of quorum; c.mu must be held.
+func (c *Cluster) watch() {
+	all, running := c.voters()
+	if len(all) > 0 && len(running) == len(all) {
+		c.complete = true
+	}
+	below := c.complete && len(running) <= len(all)/2
+	if below && !c.broken {
+		c.violations = append(c.violations, fmt.Sprintf("%s: etcd has lost its quorum: of the voting members %s only %s run",
+			time.Now().UTC().Format(time.RFC3339), names(all), names(running)))
+	}
+	c.broken = below
+}
+
+// Violations lists each loss of quorum after all voting members had run.
+func (c *Cluster) Violations() []string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Clone(c.violations)
+}
+
+func names(members []Member) string {
+	var out []string
+	for _, m := range members {
+		out = append(out, m.Name)
+	}
+	slices.Sort(out)
+	return "[" + strings.Join(out, " ") + "]"
+}
+
+// KeyValue is the latest version of one key of a cluster's clients.
+type KeyValue struct {
+	Key      string
+	Revision uint64 // of its last write
+	Value    []byte
+}
+
+// Snapshot is what etcd's maintenance API streams: the database as a bbolt file with the
+// clients' data, followed by its SHA-256.
+func (c *Cluster) Snapshot(data []KeyValue) (_ []byte, err error) {
+	dir, err := os.MkdirTemp("", "etcd-")
+	if err != nil {
+		return nil, fmt.Errorf("make a directory for the snapshot: %w", err)
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	db, err := bbolt.Open(filepath.Join(dir, "db"), 0o600, &bbolt.Options{NoSync: true, NoGrowSync: true, PageSize: 4096})
+	if err != nil {
+		return nil, fmt.Errorf("make the database: %w", err)
+	}
+	defer func() { err = errors.Join(err, db.Close()) }()
+	if err := db.Update(func(tx *bbolt.Tx) error { return c.fill(tx, data) }); err != nil {
+		return nil, fmt.Errorf("fill the database: %w", err)
+	}
+	var b bytes.Buffer
+	if err := db.View(func(tx *bbolt.Tx) error { _, err := tx.WriteTo(&b); return err }); err != nil {
+		return nil, fmt.Errorf("read the database: %w", err)
+	}
+	sum := sha256.Sum256(b.Bytes())
+	return append(b.Bytes(), sum[:]...), nil
+}
+
+// fill writes the buckets of a new etcd 3.6 (server/storage/schema) and the clients' data.
+func (c *Cluster) fill(tx *bbolt.Tx, data []KeyValue) error {
+	index := c.Status(0).Index
+	if len(data) > 0 {
+		index += slices.MaxFunc(data, func(a, b KeyValue) int { return cmp.Compare(a.Revision, b.Revision) }).Revision
+	}
+	buckets := map[string]map[string][]byte{
+		"key":     {},
+		"meta":    {"consistent_index": binary.BigEndian.AppendUint64(nil, index), "storageVersion": []byte("3.6.0")},
+		"members": {}, "cluster": {"clusterVersion": []byte("3.6.0")},
+		"alarm": {}, "auth": {}, "authRoles": {}, "authUsers": {}, "lease": {}, "members_removed": {},
+	}
+	for _, kv := range data {
+		buckets["key"][string(revision(kv.Revision))] = keyValue(kv.Key, kv.Revision, kv.Value)
+	}
+	for _, m := range c.List() {
+		b, err := json.Marshal(map[string]any{
+			"id": m.ID, "name": m.Name, "peerURLs": []string{m.PeerURL}, "clientURLs": []string{m.ClientURL}, "isLearner": m.Learner,
+		})
+		if err != nil {
+			return err
+		}
+		buckets["members"][fmt.Sprintf("%x", m.ID)] = b
+	}
+	for name, entries := range buckets {
+		bucket, err := tx.CreateBucket([]byte(name))
+		if err != nil {
+			return err
+		}
+		for k, v := range entries {
+			if err := bucket.Put([]byte(k), v); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// revision is a key of the bucket "key": main and sub revision.
+func revision(main uint64) []byte {
+	return binary.BigEndian.AppendUint64(append(binary.BigEndian.AppendUint64(nil, main), '_'), 0)
+}
+
+// keyValue is an mvccpb.KeyValue that was written once.
+func keyValue(key string, rev uint64, value []byte) []byte {
+	b := protowire.AppendString(protowire.AppendTag(nil, 1, protowire.BytesType), key)
+	for field, v := range []uint64{rev, rev, 1} { // create_revision, mod_revision, version
+		b = protowire.AppendVarint(protowire.AppendTag(b, protowire.Number(field+2), protowire.VarintType), v)
+	}
+	return protowire.AppendBytes(protowire.AppendTag(b, 5, protowire.BytesType), value)
+}
+
+// ReadSnapshot is the clients' data in a snapshot that a member is to be restored from. It
+// fails like etcdutl, in etcd's words (etcdutl/snapshot, Status and copyAndVerifyDB);
+// skipHash accepts a copy of a database, which has no checksum.
+func ReadSnapshot(b []byte, skipHash bool) (data []KeyValue, err error) {
+	dir, err := os.MkdirTemp("", "etcd-")
+	if err != nil {
+		return nil, fmt.Errorf("make a directory for the snapshot: %w", err)
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	file := filepath.Join(dir, "db")
+	if err := os.WriteFile(file, b, 0o600); err != nil {
+		return nil, fmt.Errorf("write the snapshot: %w", err)
+	}
+	db, err := bbolt.Open(file, 0o400, &bbolt.Options{ReadOnly: true})
+	if err != nil {
+		return nil, fmt.Errorf("error verifying snapshot: %w", err)
+	}
+	defer func() { err = errors.Join(err, db.Close()) }()
+	err = db.View(func(tx *bbolt.Tx) error {
+		data, err = keysOf(tx)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("error verifying snapshot: %w", err)
+	}
+	if err := checkSum(b, skipHash); err != nil {
+		return nil, fmt.Errorf("error recovering from the snapshot: %w", err)
+	}
+	return data, nil
+}
+
+func checkSum(b []byte, skip bool) error {
+	hasHash := len(b)%512 == sha256.Size
+	switch {
+	case skip:
+		return nil
+	case !hasHash:
+		return errors.New("snapshot missing hash but --skip-hash-check=false")
+	}
+	body, want := b[:len(b)-sha256.Size], b[len(b)-sha256.Size:]
+	if sum := sha256.Sum256(body); !bytes.Equal(sum[:], want) {
+		return fmt.Errorf("expected sha256 %v, got %v", want, sum)
+	}
+	return nil
+}
+
+// keysOf checks the database and reads the latest revision of each key that was not deleted.
+func keysOf(tx *bbolt.Tx) (data []KeyValue, err error) {
+	var problems []string
+	for err := range tx.Check() {
+		problems = append(problems, err.Error())
+	}
+	if len(problems) > 0 {
+		return nil, fmt.Errorf("snapshot file integrity check failed. %d errors found.\n%s", len(problems), strings.Join(problems, "\n"))
+	}
+	keys := tx.Bucket([]byte("key"))
+	if keys == nil {
+		return nil, errors.New(`nil bucket: "key"`)
+	}
+	err = keys.ForEach(func(rev, value []byte) error {
+		kv := KeyValue{Revision: binary.BigEndian.Uint64(rev)}
+		for len(value) > 0 {
+			field, kind, n := protowire.ConsumeTag(value)
+			if n < 0 {
+				return fmt.Errorf("cannot unmarshal value, key: %q: %w", rev, protowire.ParseError(n))
+			}
+			whole := protowire.ConsumeFieldValue(field, kind, value[n:])
+			if whole < 0 {
+				return fmt.Errorf("cannot unmarshal value, key: %q: %w", rev, protowire.ParseError(whole))
+			}
+			if content, ok := protowire.ConsumeBytes(value[n:]); kind == protowire.BytesType && ok > 0 {
+				switch field {
+				case 1:
+					kv.Key = string(content)
+				case 5:
+					kv.Value = bytes.Clone(content)
+				}
+			}
+			value = value[n+whole:]
+		}
+		data = append(data, kv)
+		return nil
+	})
+	return data, err
 }

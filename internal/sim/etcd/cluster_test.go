@@ -6,10 +6,8 @@ import (
 	"errors"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/recast-sh/recast/internal/sim/etcd"
@@ -67,7 +65,7 @@ func TestRemoveKeepsTheQuorum(t *testing.T) {
 		remove  string
 		want    error
 	}
-	must.Each(t, map[string]row{
+	must.Bubbles(t, map[string]row{
 		"one of three":                 {[]string{"a", "b", "c"}, nil, "a", nil},
 		"one of two":                   {[]string{"a", "b"}, nil, "a", nil},
 		"the only one":                 {[]string{"a"}, nil, "a", etcd.ErrNotEnoughStarted},
@@ -76,56 +74,42 @@ func TestRemoveKeepsTheQuorum(t *testing.T) {
 		"without quorum":               {[]string{"a", "b", "c"}, []string{"b", "c"}, "c", etcd.ErrTimeout},
 		"two of five down":             {[]string{"a", "b", "c", "d", "e"}, []string{"d", "e"}, "a", etcd.ErrUnhealthy},
 	}, func(t *testing.T, c row) {
-		synctest.Test(t, func(t *testing.T) {
-			e := newEnsemble(t, c.members...)
-			for _, n := range c.down {
-				e.stop[n](false)
-			}
-			time.Sleep(10 * time.Second)
-			began := time.Now()
-			must.Equal(t, "err", c.want, e.Remove(t.Context(), e.id(c.remove)), cmpopts.EquateErrors())
-			if took := time.Since(began); errors.Is(c.want, etcd.ErrTimeout) && took != 7*time.Second {
-				t.Errorf("it took %s", took)
-			}
-		})
+		e := newEnsemble(t, c.members...)
+		for _, n := range c.down {
+			e.stop[n](false)
+		}
+		time.Sleep(10 * time.Second)
+		began := time.Now()
+		must.Equal(t, "err", c.want, e.Remove(t.Context(), e.id(c.remove)), cmpopts.EquateErrors())
+		if errors.Is(c.want, etcd.ErrTimeout) {
+			must.Take(t, began, 7*time.Second, 7*time.Second)
+		}
 	})
 }
 
 func TestAddWaitsForEveryVoter(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		e := newEnsemble(t, "a", "b", "c")
 		ctx := t.Context()
 		e.stop["c"](true)
-		if _, err := e.Add(ctx, "https://d:2380"); !errors.Is(err, etcd.ErrUnhealthy) {
-			t.Errorf("with a member down: %v", err)
-		}
+		must.FailIs(t, must.Err(e.Add(ctx, "https://d:2380")), etcd.ErrUnhealthy)
 		e.start("c")
-		if _, err := e.Add(ctx, "https://d:2380"); !errors.Is(err, etcd.ErrUnhealthy) {
-			t.Errorf("right after a start: %v", err)
-		}
+		must.FailIs(t, must.Err(e.Add(ctx, "https://d:2380")), etcd.ErrUnhealthy)
 		time.Sleep(5 * time.Second)
-		if _, err := e.Add(ctx, "https://a:2380"); !errors.Is(err, etcd.ErrPeerURLExists) {
-			t.Errorf("with a peer URL that exists: %v", err)
-		}
+		must.FailIs(t, must.Err(e.Add(ctx, "https://a:2380")), etcd.ErrPeerURLExists)
 		must.Get(e.Add(ctx, "https://d:2380"))(t)
-		if _, err := e.Add(ctx, "https://f:2380"); !errors.Is(err, etcd.ErrTooManyLearners) {
-			t.Errorf("a second learner: %v", err)
-		}
+		must.FailIs(t, must.Err(e.Add(ctx, "https://f:2380")), etcd.ErrTooManyLearners)
 		e.start("d")
 		must.Equal(t, "promote at once", etcd.ErrLearnerNotReady, e.Promote(ctx, e.id("d")), cmpopts.EquateErrors())
 		time.Sleep(5 * time.Second)
 		must.Do(t, e.Promote(ctx, e.id("d")))
 		must.Equal(t, "promote again", etcd.ErrNotLearner, e.Promote(ctx, e.id("d")), cmpopts.EquateErrors())
-		if v := e.Violations(); len(v) > 0 {
-			t.Errorf("violations %q", v)
-		}
+		must.Equal(t, "violations", 0, len(e.Violations()))
 	})
 }
 
 func TestLeadership(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		e := newEnsemble(t, "a", "b", "c")
 		ctx := t.Context()
 		leader := func() string {
@@ -140,38 +124,28 @@ func TestLeadership(t *testing.T) {
 				other = m.Name
 			}
 		}
-		if err := e.MoveLeader(ctx, e.id(other), e.id(first)); !errors.Is(err, etcd.ErrNotLeader) {
-			t.Errorf("moved by one that does not lead: %v", err)
-		}
+		must.FailIs(t, e.MoveLeader(ctx, e.id(other), e.id(first)), etcd.ErrNotLeader)
 		must.Equal(t, "moved", []any{nil, other}, []any{e.MoveLeader(ctx, e.id(first), e.id(other)), leader()})
 		e.stop[other](false) // power loss: the election takes a second
 		must.Equal(t, "leader right after the loss of the leader", "", leader())
 		began := time.Now()
-		if err := e.Linearizable(ctx); err != nil || time.Since(began) != time.Second {
-			t.Errorf("after %s: %v", time.Since(began), err)
-		}
+		must.Do(t, e.Linearizable(ctx))
+		must.Take(t, began, time.Second, time.Second)
 		now := leader()
 		short, cancel := context.WithTimeout(ctx, time.Minute)
 		defer cancel()
-		if err := e.MoveLeader(short, e.id(now), e.id(other)); !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("moved to one that is down: %v", err)
-		}
+		must.FailIs(t, e.MoveLeader(short, e.id(now), e.id(other)), context.DeadlineExceeded)
 		e.start(other)
 		e.stop[now](true)
-		if l := leader(); l == "" || l == now {
-			t.Errorf("leader %q after an orderly stop of %s", l, now)
-		}
+		must.Equal(t, "the same leader, or none, after an orderly stop", false, leader() == "" || leader() == now)
 	})
 }
 
 func TestViolationsAreRecordedOncePerLoss(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		e := newEnsemble(t, "a", "b", "c")
 		e.stop["a"](false)
-		if v := e.Violations(); len(v) > 0 {
-			t.Fatalf("two of three run: %q", v)
-		}
+		must.Equal(t, "violations", 0, len(e.Violations()))
 		e.stop["b"](false)
 		e.stop["c"](false)
 		e.start("b")
@@ -190,14 +164,11 @@ func TestNoViolationBeforeAllHaveRun(t *testing.T) {
 	c := etcd.New(realTime, etcd.Member{Name: "a"}, etcd.Member{Name: "b"}, etcd.Member{Name: "c"})
 	stop := c.Start(c.List()[0].ID, "a", "")
 	stop(true)
-	if v := c.Violations(); len(v) > 0 {
-		t.Errorf("violations %q", v)
-	}
+	must.Equal(t, "violations", 0, len(c.Violations()))
 }
 
 func TestARemovedMemberLearnsItFromAnother(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		e := newEnsemble(t, "a", "b")
 		a := e.id("a")
 		e.stop["a"](true)
@@ -208,9 +179,7 @@ func TestARemovedMemberLearnsItFromAnother(t *testing.T) {
 		time.Sleep(2 * time.Second)
 		must.Equal(t, "it has not been told", false, !e.Removed(a))
 		e.stop["b"](true)
-		if e.Removed(a) || e.names() != "b" {
-			t.Errorf("it can't know that; members %s", e.names())
-		}
+		must.Equal(t, "it can't know that", []any{false, "b"}, []any{e.Removed(a), e.names()})
 	})
 }
 
@@ -219,23 +188,16 @@ func TestASnapshotIsReadBack(t *testing.T) {
 	c := etcd.New(realTime, etcd.Member{Name: "a", PeerURL: "https://a:2380"})
 	data := []etcd.KeyValue{{Key: "/registry/a", Revision: 3, Value: []byte("one")}, {Key: "/registry/b", Revision: 900, Value: []byte{}}}
 	b := must.Get(c.Snapshot(data))(t)
-	got, err := etcd.ReadSnapshot(b, false)
-	if diff := cmp.Diff(data, got); diff != "" || err != nil {
-		t.Errorf("err = %v; (-want +got):\n%s", err, diff)
-	}
-	cases := map[string]struct {
+	must.Equal(t, "data", data, must.Get(etcd.ReadSnapshot(b, false))(t))
+	type row struct {
 		bytes []byte
 		skip  bool
 		err   string
-	}{
+	}
+	must.Each(t, map[string]row{
 		"one bit is wrong":       {append(bytes.Clone(b[:len(b)-1]), b[len(b)-1]^1), false, "expected sha256"},
 		"a copy":                 {b[:len(b)-32], false, "snapshot missing hash"},
 		"a copy, said to be one": {b[:len(b)-32], true, ""},
 		"no database":            {make([]byte, 9000), true, "error verifying snapshot"},
-	}
-	for name, c := range cases {
-		if _, err := etcd.ReadSnapshot(c.bytes, c.skip); (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) {
-			t.Errorf("%s: err = %v, want %q", name, err, c.err)
-		}
-	}
+	}, func(t *testing.T, c row) { must.Fail(t, must.Err(etcd.ReadSnapshot(c.bytes, c.skip)), c.err) })
 }

@@ -4,13 +4,10 @@ package network
 
 import (
 	"context"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"net"
-	"net/http"
 	"os"
 	"slices"
 	"strings"
@@ -79,11 +76,6 @@ type memListener struct {
 	addr memAddr
 	net  *Network
 	once sync.Once
-
-	mu   sync.Mutex
-	door func() (Door, bool) // nil: none
-	ctx  context.Context     // of requests through the door; ends with the listener
-	end  context.CancelFunc
 }
 
 func (l *memListener) Addr() net.Addr { return l.addr }
@@ -102,12 +94,6 @@ func (l *memListener) Close() error {
 		l.net.mu.Lock()
 		delete(l.net.listeners, string(l.addr))
 		l.net.mu.Unlock()
-		l.mu.Lock()
-		end := l.end
-		l.mu.Unlock()
-		if end != nil {
-			end()
-		}
 	})
 	return l.Queue.Close()
 }
@@ -124,18 +110,11 @@ type Dialer struct {
 
 	mu    sync.Mutex
 	cut   bool
-	cuts  int // number of cuts
 	conns map[net.Conn]struct{}
 	dials int
-
-	direct   map[int]func() // called for direct exchanges when the client is cut
-	attached int
-	believed map[belief][]*x509.Certificate
 }
 
-func (n *Network) Dialer() *Dialer {
-	return &Dialer{net: n, conns: map[net.Conn]struct{}{}, direct: map[int]func(){}, believed: map[belief][]*x509.Certificate{}}
-}
+func (n *Network) Dialer() *Dialer { return &Dialer{net: n, conns: map[net.Conn]struct{}{}} }
 
 // DialContext connects to "host:port" as net.Dialer.DialContext does. For an unassigned
 // address it fails at once, without ARP's three seconds.
@@ -189,24 +168,12 @@ func (d *Dialer) dial(ctx context.Context, netw, addr string) (net.Conn, error) 
 func (d *Dialer) Cut() {
 	d.mu.Lock()
 	d.cut = true
-	d.cuts++
 	conns := d.conns
 	d.conns = map[net.Conn]struct{}{}
-	direct := slices.Collect(maps.Values(d.direct))
 	d.mu.Unlock()
-	for _, broken := range direct {
-		broken()
-	}
 	for c := range conns {
 		_ = c.(*trackedConn).Conn.Close() // breaking it is the purpose
 	}
-}
-
-// Cuts counts the cuts of this client: connections from before the latest cut are broken.
-func (d *Dialer) Cuts() int {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.cuts
 }
 
 // Mend undoes Cut: the client can connect again.
@@ -280,7 +247,6 @@ func (q *Queue) Hand(ctx context.Context, conn net.Conn) error {
 	}
 }
 
-// Accept implements net.Listener.
 func (q *Queue) Accept() (net.Conn, error) {
 	select {
 	case c := <-q.queue:
@@ -290,7 +256,6 @@ func (q *Queue) Accept() (net.Conn, error) {
 	}
 }
 
-// Close implements net.Listener.
 func (q *Queue) Close() error {
 	q.once.Do(func() { close(q.done) })
 	return nil
@@ -392,7 +357,6 @@ func always() <-chan struct{} {
 // roundTrip is the delay until a write to a closed reader fails.
 const roundTrip = time.Millisecond
 
-// stream is one direction of a connection.
 type stream struct {
 	mu      sync.Mutex
 	buf     []byte
@@ -468,7 +432,6 @@ func (s *stream) end() {
 	s.signal()
 }
 
-// deadline is a deadline as in net.Pipe.
 type deadline struct {
 	mu    sync.Mutex
 	timer *time.Timer
@@ -510,37 +473,115 @@ func (d *deadline) wait() <-chan struct{} {
 	return d.over
 }
 
-// protocol is the protocol that a connection would use for an exchange, and its client's errors when the connection
-// breaks. TestTheDoorMatchesTheWire compares them.
-type protocol struct {
-	name  string
-	major int
-	// aborted is the error after a handler's abort; torn is the error after an abort once the answer has begun. gone
-	// is the error after the server has ended.
-	aborted, torn, gone error
+// lastWrite limits how long the delivery of delayed data may take after its connection was closed.
+const lastWrite = 5 * time.Second
+
+// delayed delays everything written to its connections, like a longer line with the same bandwidth.
+type delayed struct {
+	net.Listener
+	net *Network
 }
 
-// errReset is http2.StreamError of a stream that the server has reset (net/http, http2serverConn.handlerPanicked).
-var errReset = errors.New("stream error: stream ID 1; INTERNAL_ERROR; received from peer")
-
-var (
-	http1 = protocol{name: "HTTP/1.1", major: 1, aborted: io.EOF, torn: io.ErrUnexpectedEOF, gone: io.EOF}
-	http2 = protocol{name: "HTTP/2.0", major: 2, aborted: errReset, torn: errReset, gone: io.ErrUnexpectedEOF}
-)
-
-// spoken returns the protocol that client and server negotiate. A client with its own dialer asks for HTTP/2 only if
-// told so (net/http, Transport.onceSetNextProtoDefaults).
-func spoken(client *http.Transport, door Door) protocol {
-	if door.HTTP2 && door.Certificate != nil && client.ForceAttemptHTTP2 {
-		return http2
+func (l delayed) Accept() (net.Conn, error) {
+	conn, err := l.Listener.Accept()
+	if err != nil {
+		return nil, err
 	}
-	return http1
+	c := &delayedConn{Conn: conn, latency: l.net.Latency}
+	c.changed = sync.NewCond(&c.mu)
+	l.net.underWay.Go(c.deliver)
+	return c, nil
 }
 
-// agent returns the default User-Agent.
-func (p protocol) agent() string {
-	if p.major == 2 {
-		return "Go-http-client/2.0"
+// delayedConn sends the data that is due, and holds the rest.
+type delayedConn struct {
+	net.Conn
+	latency time.Duration
+
+	mu      sync.Mutex
+	changed *sync.Cond
+	line    []parcel // delayed data, in order
+	held    int      // bytes in line
+	closed  bool     // no more writes
+	broken  error    // why delivery has failed
+}
+
+// parcel is the data of one write.
+type parcel struct {
+	due   time.Time
+	bytes []byte
+}
+
+// Write blocks only while too much data is delayed.
+func (c *delayedConn) Write(b []byte) (int, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for c.held > bufferBytes && c.broken == nil && !c.closed {
+		c.changed.Wait()
 	}
-	return "Go-http-client/1.1"
+	switch {
+	case c.closed:
+		return 0, net.ErrClosed
+	case c.broken != nil:
+		return 0, c.broken
+	}
+	c.line = append(c.line, parcel{time.Now().Add(c.latency), slices.Clone(b)})
+	c.held += len(b)
+	c.changed.Broadcast()
+	return len(b), nil
+}
+
+// SetWriteDeadline does nothing: a write does not wait for the other side. TLS sets a past deadline before it closes a
+// connection; that must not stop the delivery of earlier writes.
+func (*delayedConn) SetWriteDeadline(time.Time) error { return nil }
+
+// SetDeadline sets only the read deadline.
+func (c *delayedConn) SetDeadline(t time.Time) error { return c.SetReadDeadline(t) }
+
+// Close closes the connection for its user at once, and for the other side when all delayed data was delivered.
+func (c *delayedConn) Close() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return net.ErrClosed
+	}
+	c.closed = true
+	c.changed.Broadcast()
+	last := time.Now().Add(c.latency + lastWrite)
+	return errors.Join(c.SetReadDeadline(time.Unix(1, 0)), c.Conn.SetWriteDeadline(last)) // wakes pending reads
+}
+
+// deliver sends the data that is due, until the connection is closed and all data was delivered.
+func (c *delayedConn) deliver() {
+	defer func() { _ = c.Conn.Close() }() // the other side may have closed it first
+	for {
+		p, more := c.next()
+		if !more {
+			return
+		}
+		time.Sleep(time.Until(p.due))
+		_, err := c.Conn.Write(p.bytes)
+		c.mu.Lock()
+		c.held -= len(p.bytes)
+		if err != nil {
+			c.broken, c.line = err, nil
+		}
+		c.changed.Broadcast()
+		c.mu.Unlock()
+	}
+}
+
+// next returns the oldest unsent parcel; false: no parcel will come.
+func (c *delayedConn) next() (parcel, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for len(c.line) == 0 && !c.closed && c.broken == nil {
+		c.changed.Wait()
+	}
+	if len(c.line) == 0 {
+		return parcel{}, false
+	}
+	p := c.line[0]
+	c.line = c.line[1:]
+	return p, true
 }

@@ -31,12 +31,12 @@ type Call struct {
 // Recorder is shared by all servers of one world. The zero value is not usable: see New.
 type Recorder struct {
 	Timeline Timeline // of the world
-	slow     slowness
-
-	keep int // see Keeping; 0: everything
+	keep     int      // see Keeping; 0: everything
 
 	mu        sync.Mutex
-	calls     []Call // the last ones, up to seq
+	slow      map[string]time.Time // until when the servers of a protocol are stalled
+	slower    chan struct{}        // closed at the next change of slow
+	calls     []Call               // the last ones, up to seq
 	seq       int
 	requests  map[string]int // by protocol
 	mutations int
@@ -50,7 +50,7 @@ func New() *Recorder { return Keeping(0) }
 // Keeping makes a recorder that forgets all but the last n calls and delays, and only counts
 // the others; 0 keeps everything.
 func Keeping(n int) *Recorder {
-	return &Recorder{keep: n, requests: map[string]int{}, Timeline: Timeline{keep: n}}
+	return &Recorder{keep: n, requests: map[string]int{}, slow: map[string]time.Time{}, Timeline: Timeline{keep: n}}
 }
 
 // trim drops the oldest of a list that is twice as long as what is to be kept; 0 keeps all.
@@ -100,10 +100,10 @@ func (r *Recorder) Resume(c Call) (Call, error) {
 	r.mu.Lock()
 	before := r.before
 	r.mu.Unlock()
-	if before == nil {
-		return c, nil
+	if before != nil {
+		return c, before(c)
 	}
-	return c, before(c)
+	return c, nil
 }
 
 // End tells the after hook that the server has acted on c, and keeps c's status.
@@ -225,10 +225,8 @@ func (h *Held) End() { h.ended.Do(func() { close(h.over) }) }
 
 // AsHeld is the Held in a before hook's error; nil if there is none.
 func AsHeld(err error) *Held {
-	if h, is := errors.AsType[*Held](err); is {
-		return h
-	}
-	return nil
+	h, _ := errors.AsType[*Held](err)
+	return h
 }
 
 // counted reports the size of an answer's body to the recorder.
@@ -244,72 +242,54 @@ func (r *Recorder) Counted(w http.ResponseWriter, c Call) http.ResponseWriter {
 }
 
 func (w counted) Write(b []byte) (int, error) {
-	w.recorder.sent(w.call, len(b))
+	w.recorder.mu.Lock()
+	if kept := w.recorder.kept(w.call); kept != nil {
+		kept.Bytes += int64(len(b))
+	}
+	w.recorder.mu.Unlock()
 	return w.ResponseWriter.Write(b)
 }
 
 // Unwrap implements the interface of http.ResponseController.
 func (w counted) Unwrap() http.ResponseWriter { return w.ResponseWriter }
 
-func (r *Recorder) sent(c Call, bytes int) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if kept := r.kept(c); kept != nil {
-		kept.Bytes += int64(bytes)
-	}
-}
-
-// slowness knows which servers are slow, and until when.
-type slowness struct {
-	mu      sync.Mutex
-	until   map[string]time.Time // by protocol
-	changed chan struct{}        // closed at the next change
-}
-
 // Slow stalls the servers of a protocol ("proxmox", "talos", "kubernetes") for d: they process requests that arrive
 // meanwhile only afterwards, unless the client has gone by then. 0 ends it.
 func (r *Recorder) Slow(proto string, d time.Duration) {
-	s := &r.slow
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.until == nil {
-		s.until = map[string]time.Time{}
-	}
-	s.until[proto] = time.Now().Add(d)
-	if s.changed != nil {
-		close(s.changed)
-		s.changed = nil
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.slow[proto] = time.Now().Add(d)
+	if r.slower != nil {
+		close(r.slower)
+		r.slower = nil
 	}
 }
 
-func (s *slowness) of(proto string) (left time.Duration, changed <-chan struct{}) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if left = time.Until(s.until[proto]); left <= 0 {
+func (r *Recorder) slowness(proto string) (left time.Duration, changed <-chan struct{}) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if left = time.Until(r.slow[proto]); left <= 0 {
 		return 0, nil
 	}
-	if s.changed == nil {
-		s.changed = make(chan struct{})
+	if r.slower == nil {
+		r.slower = make(chan struct{})
 	}
-	return left, s.changed
+	return left, r.slower
 }
 
 // Await returns when a server of that protocol may process a request: at once unless it is
 // stalled. The error is that of ctx, the client's.
 func (r *Recorder) Await(ctx context.Context, proto string) error {
 	for {
-		left, changed := r.slow.of(proto)
+		left, changed := r.slowness(proto)
 		if left == 0 {
 			return nil
 		}
-		over := time.NewTimer(left)
 		select {
 		case <-ctx.Done():
-			over.Stop()
 			return ctx.Err()
 		case <-changed:
-			over.Stop()
-		case <-over.C:
+		case <-time.After(left):
 		}
 	}
 }

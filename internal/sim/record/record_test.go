@@ -15,10 +15,7 @@ func TestKeeping(t *testing.T) {
 	t.Parallel()
 	const kept, made = 100, 1_000_000
 	r := record.Keeping(kept)
-	first, err := r.Begin(record.Call{Proto: "talos"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	first := must.Get(r.Begin(record.Call{Proto: "talos"}))(t)
 	for range made {
 		c := must.Get(r.Begin(record.Call{Proto: "kubernetes", Path: "/api/v1/nodes", Mutation: true}))(t)
 		r.End(c)
@@ -31,9 +28,7 @@ func TestKeeping(t *testing.T) {
 	if len(calls) < kept || len(calls) >= 2*kept || calls[len(calls)-1].Seq != made+1 || calls[0].Seq != r.Dropped()+1 {
 		t.Errorf("%d calls are kept, from %d to %d, after %d dropped ones", len(calls), calls[0].Seq, calls[len(calls)-1].Seq, r.Dropped())
 	}
-	if n := len(r.Timeline.Delays()); n < kept || n >= 2*kept {
-		t.Errorf("%d delays are kept", n)
-	}
+	must.Equal(t, "delays are kept", true, len(r.Timeline.Delays()) >= kept && len(r.Timeline.Delays()) < 2*kept)
 	must.Equal(t, "mutations were counted", made, r.Mutations())
 	must.Equal(t, "requests", map[string]int{"talos": 1, "kubernetes": made}, r.Requests())
 }

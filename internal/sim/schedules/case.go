@@ -39,7 +39,6 @@ type Case struct {
 	Faults                        []Fault
 	Boot                          string // images.boot; "": "iso"
 	Surge                         int    // surge nodes
-	Direct                        bool   // recast calls the servers' handlers; false: over connections, as usual
 }
 
 // The changes that a round of a case applies.
@@ -68,7 +67,7 @@ func (c *Case) fields() []field {
 		yes("workers-first", &c.WorkersFirst), yes("no-canary", &c.NoCanary), word("out", &c.Out), number("per-host", &c.PerHost), number("keep", &c.Keep),
 		word("boot-failure", &c.BootFailure, "rollback", "reimage"), word("drain-timeout", &c.DrainTimeout, "delete"), list("change", &c.Changes, change),
 		word("boot", &c.Boot, cluster.BootFromDisk, "auto"), number("surge", &c.Surge),
-		list("faults", &c.Faults, ParseFault), yes("direct", &c.Direct),
+		list("faults", &c.Faults, ParseFault),
 	}
 }
 
@@ -233,7 +232,6 @@ func Draw(seed uint64) Case {
 	c.disks(d)
 	c.strategies(d)
 	c.faults(d)
-	c.Direct = !d.oneOf(8)
 	c.serials(d)
 	c.boots(d)
 	return c

@@ -30,7 +30,6 @@ type Result struct {
 	NodeRolls int            `json:"nodeRolls"` // nodes rolled to another build
 	Runs      int            `json:"runs"`      // processes of recast
 	Calls     int            `json:"calls"`     // received by the servers
-	Dials     int            `json:"dials"`     // connections of recast
 	Struck    map[string]int `json:"struck"`    // faults that took effect
 	Persons   map[string]int `json:"persons"`   // recast's messages when it needed a person
 	Problems  []string       `json:"problems,omitempty"`
@@ -125,11 +124,7 @@ func newPlay(t testing.TB, c Case) *play {
 	}
 	o := c.options()
 	o.Console = &p.screens
-	if c.Direct {
-		p.lab = simtest.NewDirect(t, o)
-	} else {
-		p.lab = simtest.New(t, o)
-	}
+	p.lab = simtest.New(t, o)
 	return p
 }
 
@@ -280,7 +275,6 @@ func (p *play) run() (died bool, err error) {
 	p.mu.Lock()
 	p.current = nil
 	died = life.dead
-	p.res.Dials += c.Dials()
 	p.mu.Unlock()
 	p.tell("run %s: died %t: %s", run, died, said(err))
 	return died, err

@@ -12,7 +12,6 @@ import (
 	"path/filepath"
 	"regexp"
 	"runtime"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -216,19 +215,7 @@ type failure struct {
 // tell minimizes a failed case, and says how to replay it.
 func (f failure) tell(t *testing.T) {
 	small := Shrink(Draw(f.seed), *shrinks, time.Now().Add(longestShrink), fails(t.Context()))
-	t.Errorf("%s\n%s\n%smake schedules N=1 SEED=%#x\nmake schedules REPLAY='%s'", strings.Join(f.r.Problems, "\n"), strings.Join(f.r.Story, "\n"), overTheWire(t.Context(), small), f.seed, small)
-}
-
-// overTheWire is the result of a failed direct case over connections.
-func overTheWire(ctx context.Context, c Case) string {
-	if !c.Direct {
-		return ""
-	}
-	c.Direct = false
-	if fails(ctx)(c) {
-		return "it fails over the wire, too\n"
-	}
-	return "it does not fail over the wire\n"
+	t.Errorf("%s\n%s\nmake schedules N=1 SEED=%#x\nmake schedules REPLAY='%s'", strings.Join(f.r.Problems, "\n"), strings.Join(f.r.Story, "\n"), f.seed, small)
 }
 
 func fails(ctx context.Context) func(Case) bool {
@@ -256,14 +243,11 @@ func TestReplay(t *testing.T) {
 	figures(t, tally)
 }
 
-// TestCorpus plays cases that failed in the past. A short run plays the first of them, without a wire.
+// TestCorpus plays cases that failed in the past. A short run plays the first of them.
 func TestCorpus(t *testing.T) {
 	for i, entry := range corpus(t) {
 		if testing.Short() && i > 0 {
 			break // each takes seconds of make test
-		}
-		if testing.Short() {
-			entry.c.Direct = true
 		}
 		t.Run(entry.name, func(t *testing.T) {
 			t.Parallel()
@@ -324,54 +308,6 @@ func TestCaseTextRoundTrip(t *testing.T) {
 			t.Fatalf("%s (-drawn +read):\n%s", c, diff)
 		}
 	}
-}
-
-// TestWithoutAWire plays the same faults with and without connections.
-func TestWithoutAWire(t *testing.T) {
-	if testing.Short() {
-		t.Skip("long: make stories")
-	}
-	t.Parallel()
-	c := must.Get(Parse("cp=1 wk=1 hosts=1 etcd-on-data=yes strategy=recreate change=patch faults=kill@9,lost@15,dropped@22,kill-away@30,api@3m0s+20s,mute:1@1m0s+20s direct=yes"))(t)
-	direct, changes := outcome(t, c)
-	for _, problem := range direct.Problems {
-		t.Errorf("%s", problem)
-	}
-	must.Equal(t, "nodes were rolled", 2, direct.NodeRolls)
-	// To closed or untrusted servers.
-	if direct.Dials*50 > direct.Calls {
-		t.Errorf("%d connections were made for %d calls", direct.Dials, direct.Calls)
-	}
-	if testing.Short() {
-		return
-	}
-	c.Direct = false
-	wire, wireChanges := outcome(t, c)
-	must.Equal(t, "what recast has changed (-wire +direct)", wireChanges, changes)
-	for _, r := range []*Result{&wire, &direct} {
-		r.Case, r.Calls, r.Dials, r.Virtual, r.Story = "", 0, 0, 0, nil
-	}
-	must.Equal(t, "what came of it (-wire +direct)", wire, direct)
-}
-
-var podName = regexp.MustCompile(`[0-9a-f]{8}-[0-9a-z]{5}`)
-
-// outcome plays a case and lists recast's changes without duplicates: their number and order depend on scheduling.
-func outcome(t *testing.T, c Case) (r Result, changes []string) {
-	t.Helper()
-	synctest.Test(t, func(t *testing.T) {
-		p := newPlay(t, c)
-		p.playAll()
-		r = p.res
-		for _, call := range p.lab.Recorder.Calls() {
-			if isOurs(call) {
-				changes = append(changes, podName.ReplaceAllString(strings.Join([]string{call.Proto, call.Target, call.Method, pathOf(call)}, " "), "N"))
-			}
-		}
-		slices.Sort(changes)
-		changes = slices.Compact(changes)
-	})
-	return r, changes
 }
 
 // TestSentAgain: a change may be sent again after a read of the VM.
@@ -443,25 +379,17 @@ var benched = flag.Int("schedules.bench", 24, "cases that the benchmark plays, f
 
 // BenchmarkSchedules measures the processor time of a node-roll in random schedules, all of it.
 func BenchmarkSchedules(b *testing.B) {
-	b.Run("direct", func(b *testing.B) { benchmarkSchedules(b, true, 520_000) })
-	b.Run("wire", func(b *testing.B) { benchmarkSchedules(b, false, 780_000) })
-}
-
-// benchmarkSchedules fails above most allocations for each node-roll.
-func benchmarkSchedules(b *testing.B, direct bool, most float64) {
-	b.Helper()
+	const most = 780_000 // allocations for each node-roll
 	allocated := heap.Count()
 	rolls, begin := 0, processorTime(b)
 	for b.Loop() {
 		for i := range *benched {
-			c := Draw(Seed(1, i))
-			c.Direct = direct
-			inBubble(b, func(t *testing.T) { rolls += Play(t, c).NodeRolls })
+			inBubble(b, func(t *testing.T) { rolls += Play(t, Draw(Seed(1, i))).NodeRolls })
 		}
 	}
 	spent := processorTime(b) - begin
 	if each := float64(allocated()) / float64(rolls); each > most {
-		b.Errorf("%.0f allocations for each node-roll, more than %.0f", each, most)
+		b.Errorf("%.0f allocations for each node-roll, more than %d", each, most)
 	}
 	b.ReportMetric(float64(allocated())/float64(rolls), "allocs/node-roll")
 	b.ReportMetric(float64(spent.Microseconds())/1000/float64(rolls), "cpu-ms/node-roll")

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"crypto/tls"
 	"encoding/base64"
 	"encoding/json"
 	"encoding/pem"
@@ -22,7 +21,6 @@ import (
 	"time"
 
 	"github.com/siderolabs/talos/pkg/machinery/config/generate/secrets"
-	"google.golang.org/grpc"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/claim"
@@ -42,7 +40,6 @@ import (
 	"github.com/recast-sh/recast/internal/pve/api"
 	"github.com/recast-sh/recast/internal/registry"
 	"github.com/recast-sh/recast/internal/sim"
-	"github.com/recast-sh/recast/internal/sim/directgrpc"
 	"github.com/recast-sh/recast/internal/sim/network"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/internal/talos"
@@ -191,7 +188,7 @@ func (c *Client) connectMachines(s *session) error {
 	conf := s.project.Config
 	px, err := pve.New(api.Options{
 		Endpoints: conf.Proxmox.Endpoints, Token: c.Token, Fingerprint: conf.Proxmox.Fingerprint,
-		Dial: c.dial, Poll: time.Duration(conf.Roll.Poll), Wrap: c.wrap("proxmox"),
+		Dial: c.dial, Poll: time.Duration(conf.Roll.Poll), Wrap: c.Telemetry.HTTP("proxmox"),
 	})
 	if err != nil {
 		return err
@@ -209,7 +206,7 @@ func (c *Client) connectTalos(s *session) error {
 	if talosconfig == nil {
 		return err
 	}
-	t, err := talos.New(talos.Options{Talosconfig: talosconfig, Dial: c.dial, GRPC: c.Telemetry.GRPC("talos"), Over: c.over})
+	t, err := talos.New(talos.Options{Talosconfig: talosconfig, Dial: c.dial, GRPC: c.Telemetry.GRPC("talos")})
 	if err != nil {
 		return err
 	}
@@ -224,7 +221,7 @@ func (c *Client) connectKubernetes(s *session) error {
 	if kubeconfig == nil {
 		return err
 	}
-	k, err := kube.New(kubeconfig, kube.Options{Dial: c.DialContext, Poll: time.Duration(s.project.Config.Roll.Poll), Wrap: c.wrap("kubernetes"), Own: c.Pod, Skip: s.project.Config.Roll.Storage.Off()})
+	k, err := kube.New(kubeconfig, kube.Options{Dial: c.DialContext, Poll: time.Duration(s.project.Config.Roll.Poll), Wrap: c.Telemetry.HTTP("kubernetes"), Own: c.Pod, Skip: s.project.Config.Roll.Storage.Off()})
 	if err != nil {
 		return err
 	}
@@ -240,28 +237,6 @@ func (l *Lab) credentials(name string) ([]byte, error) {
 		return nil, nil
 	}
 	return content, err
-}
-
-// wrap wraps the transports to a server.
-func (c *Client) wrap(server string) func(http.RoundTripper) http.RoundTripper {
-	telemetry := c.Telemetry.HTTP(server)
-	if !c.lab.direct || c.Reroute != nil {
-		return telemetry
-	}
-	return func(inner http.RoundTripper) http.RoundTripper {
-		if inner = c.Direct(inner); telemetry != nil {
-			inner = telemetry(inner)
-		}
-		return inner
-	}
-}
-
-// over makes direct calls to machines possible.
-func (c *Client) over(config *tls.Config) []grpc.DialOption {
-	if !c.lab.direct || c.Reroute != nil {
-		return nil
-	}
-	return directgrpc.NewClient(c.Dialer, config).Options()
 }
 
 func (c *Client) dial(ctx context.Context, netw, addr string) (net.Conn, error) {
@@ -475,11 +450,11 @@ func (c *Client) initSources(s *session, dir string) setup.InitSources {
 func (c *Client) imagesOf(s *session, p pipeline.Project) (pipeline.Images, error) {
 	transport := &http.Transport{DialContext: c.DialContext}
 	s.close = append(s.close, transport.CloseIdleConnections)
-	f, err := factory.New(factory.Options{URL: p.Config.Images.Factory, Transport: transport, Wrap: c.wrap("factory")})
+	f, err := factory.New(factory.Options{URL: p.Config.Images.Factory, Transport: transport, Wrap: c.Telemetry.HTTP("factory")})
 	if err != nil {
 		return pipeline.Images{}, err
 	}
-	r, err := registry.New(registry.Options{Extensions: p.Config.Images.Extensions + "/extensions", Transport: transport, Wrap: c.wrap("registry")})
+	r, err := registry.New(registry.Options{Extensions: p.Config.Images.Extensions + "/extensions", Transport: transport, Wrap: c.Telemetry.HTTP("registry")})
 	if err != nil {
 		return pipeline.Images{}, err
 	}

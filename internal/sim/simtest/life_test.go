@@ -218,11 +218,9 @@ func TestLifeKilled(t *testing.T) {
 					if ours == nil {
 						ours = l.ours
 					}
-					l.direct = true
 					for j, before := range all[:i] {
 						l.live(t, before, runOf(j))
 					}
-					l.direct = false
 					if s.write != nil {
 						s.write(l)
 					}

@@ -450,7 +450,7 @@ func TestOneLook(t *testing.T) {
 			}
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
-				lab := NewDirect(t, sim.Options{ControlPlanes: 3, Workers: nodes - 3, Hosts: 3})
+				lab := New(t, sim.Options{ControlPlanes: 3, Workers: nodes - 3, Hosts: 3})
 				lab.putVolumes(manyVolumes)
 				objects, once := lab.objectsOnce("nodes", "pods", "persistentvolumes")
 				for _, name := range slices.Sorted(maps.Keys(commands)) {

@@ -46,7 +46,6 @@ type Lab struct {
 	t       testing.TB
 	network *network.Network
 
-	direct     bool // clients bypass the wire if they can
 	canary     *canary
 	persistent []content // of the persistent disks in the new lab
 
@@ -66,29 +65,22 @@ type content struct{ serial, sha256 string }
 // ends with the test. An empty lab has no machines and nothing to lock.
 func New(t testing.TB, o sim.Options) *Lab {
 	t.Helper()
-	return bringUp(t, o, false, false)
+	return bringUp(t, o, false)
 }
 
 // NewForeign is New with machines installed by a plain Image Factory, from the schematics
 // as in their files: recast has not locked them.
 func NewForeign(t testing.TB, o sim.Options) *Lab {
 	t.Helper()
-	return bringUp(t, o, false, true)
+	return bringUp(t, o, true)
 }
 
-// NewDirect is New without a wire between recast and the in-memory servers: the servers'
-// handlers are called directly if both sides would trust each other.
-func NewDirect(t testing.TB, o sim.Options) *Lab {
-	t.Helper()
-	return bringUp(t, o, true, false)
-}
-
-func bringUp(t testing.TB, o sim.Options, direct, foreign bool) *Lab {
+func bringUp(t testing.TB, o sim.Options, foreign bool) *Lab {
 	t.Helper()
 	o.Network, o.Prefix, o.Registry, o.Factory = network.Memory(), "127.42.7", "127.0.0.1:5000", "127.0.0.1:8080"
 	lab, err := sim.New(t.Context(), o)
 	must(t, err)
-	l := &Lab{Lab: lab, Dir: t.TempDir(), t: t, network: o.Network, direct: direct}
+	l := &Lab{Lab: lab, Dir: t.TempDir(), t: t, network: o.Network}
 	apidoctest.Check(t, lab.Recorder)
 	t.Cleanup(func() {
 		if err := lab.Close(); err != nil {

@@ -1,17 +1,23 @@
 package talosapi
 
 import (
+	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
+	"encoding/binary"
 	"encoding/json"
+	"errors"
 	"fmt"
-	"maps"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
+	"unicode/utf16"
 
 	"github.com/cosi-project/runtime/pkg/resource"
+	"github.com/google/uuid"
 	blockpb "github.com/siderolabs/talos/pkg/machinery/api/resource/definitions/block"
 	"github.com/siderolabs/talos/pkg/machinery/config"
 	"github.com/siderolabs/talos/pkg/machinery/resources/block"
@@ -38,7 +44,6 @@ type device struct {
 
 func (d device) path() string { return "/dev/" + d.name }
 
-// called reports whether a path in a configuration means the device.
 func (d device) called(path string) bool {
 	return d.path() == path || slices.Contains(d.symlinks(), path)
 }
@@ -119,8 +124,10 @@ func (m *machine) devices() []device { return devicesOf(m.hw, m.drives()) }
 
 func (m *machine) drives() []world.Drive {
 	drives := m.hw.Drives()
-	for i, t := 0, m.has(); i < len(drives); i++ {
-		drives[i] = t.shown(drives[i])
+	if m.has().Nameless {
+		for i := range drives {
+			drives[i].Serial, drives[i].WWN = "", ""
+		}
 	}
 	return drives
 }
@@ -257,7 +264,6 @@ const (
 	mib = 1 << 20
 )
 
-// publishBlock probes the machine's disks and publishes their content as resources.
 func (b *boot) publishBlock(ctx context.Context) error {
 	b.probing.Lock()
 	defer b.probing.Unlock()
@@ -337,7 +343,6 @@ func disks(devs []device) []resource.Resource {
 	return rs
 }
 
-// discoveredVolumes returns the disks and partitions with their detected content.
 func (r release) discoveredVolumes(devs []device) []resource.Resource {
 	var rs []resource.Resource
 	for _, d := range devs {
@@ -404,85 +409,6 @@ func partitionSizes(d device) []uint64 {
 	return sizes
 }
 
-// volumeStatuses returns the locations of all volumes that Talos manages.
-func (b *boot) volumeStatuses(devs []device) []resource.Resource {
-	cfg := b.config()
-	var rs []resource.Resource
-	for _, v := range volumesOf(cfg) {
-		r := block.NewVolumeStatus(block.NamespaceName, v.id)
-		spec := r.TypedSpec()
-		spec.Type = v.kind
-		p, found := v.locate(devs)
-		cannot := v.cannot(devs)
-		switch {
-		case !v.onDisk():
-			spec.Phase, spec.Location, spec.MountLocation, spec.MountSpec = block.VolumePhaseReady, v.source, v.source, v.mountSpec()
-		case !found && v.id == labelState && cfg != nil: // during the installation
-			spec.Phase, spec.ErrorMessage = block.VolumePhaseFailed, "no such attribute(s): system_disk"
-		case !found && (v.fixed || v.existing != nil): // the volume is not made
-			spec.Phase = block.VolumePhaseMissing
-		case cannot != "" && (!found || v.kind == block.VolumeTypeDisk):
-			spec.Phase, spec.ErrorMessage = block.VolumePhaseFailed, cannot
-		case !found:
-			spec.Phase = block.VolumePhaseWaiting
-		default:
-			place(spec, p)
-			spec.MountSpec = v.mountSpec()
-			if why := b.notOpen(v.id); why != "" {
-				spec.Phase, spec.PreFailPhase, spec.ErrorMessage = block.VolumePhaseFailed, block.VolumePhaseLocated, why
-			} else if len(v.keys) > 0 && p.part.Keys != nil {
-				spec.EncryptionProvider, spec.EncryptionSlot = block.EncryptionProviderLUKS2, new(slices.Min(slices.Collect(maps.Keys(v.keys))))
-			}
-		}
-		rs = append(rs, r)
-	}
-	return rs
-}
-
-// notOpen says why Talos could not open a volume in this boot.
-func (b *boot) notOpen(id string) string { return look(&b.mu, func() string { return b.failed[id] }) }
-
-func place(spec *block.VolumeStatusSpec, p placed) {
-	spec.Phase = block.VolumePhaseReady
-	spec.Location = p.dev.partPath(p.index)
-	spec.MountLocation = spec.Location
-	if !p.part.Whole {
-		spec.ParentLocation = p.dev.path()
-		spec.PartitionIndex = p.index
-	}
-	spec.UUID, spec.PartitionUUID = p.part.FilesystemUUID, p.part.UUID
-	if p.part.Filesystem == "xfs" {
-		spec.Filesystem = block.FilesystemTypeXFS
-	}
-	spec.SetSize(partitionSizes(p.dev)[p.index-1])
-}
-
-const lvmPhysicalVolume = "lvm2-pv"
-
-// inPool reports whether a partition is a physical volume of LVM or a part of a ZFS pool.
-func inPool(p artefact.Partition) bool {
-	return p.Filesystem == lvmPhysicalVolume || p.Filesystem == "zfs"
-}
-
-// physicalVolumes returns the physical volumes that pvs shows on the machine (LVMScanController,
-// internal/app/machined/pkg/controllers/storage/lvm_scan.go).
-func physicalVolumes(devs []device) []resource.Resource {
-	var rs []resource.Resource
-	for _, d := range devs {
-		for i, p := range d.disk.Partitions {
-			if p.Filesystem != lvmPhysicalVolume {
-				continue
-			}
-			name := d.partitionName(i + 1)
-			spec := storage.LVMPhysicalVolumeStatusSpec{
-				Device: "/dev/" + name, VGName: p.VolumeGroup, UUID: p.FilesystemUUID, Format: "lvm2", Allocatable: "allocatable",
-			}
-			rs = append(rs, filled(storage.NewLVMPhysicalVolumeStatus(storage.NamespaceName, name), spec))
-		}
-	}
-	return rs
-}
-
 // Describe describes a disk's content in one line, without what every install or build regenerates (the UUIDs of the
 // system partitions, the node's identity, the installer's digest), so that equal systems have equal descriptions. For
 // data volumes it includes UUID and content; for an etcd member its name and whether it votes, not its random ID.
@@ -545,3 +471,455 @@ func describePartition(p artefact.Partition) string {
 var imageDigest = regexp.MustCompile(`@sha256:[0-9a-f]{64}`)
 
 func digest(b []byte) string { return fmt.Sprintf("%x", sha256.Sum256(b))[:16] }
+
+// The labels of a system disk's partitions, in order.
+const (
+	labelEFI       = "EFI"
+	labelBIOS      = "BIOS" // BIOS and BOOT, for GRUB, are in disk images only
+	labelBoot      = "BOOT"
+	labelMeta      = "META"
+	labelState     = "STATE"
+	labelEphemeral = "EPHEMERAL"
+	userPrefix     = "u-" // prefix of a user volume's partition label
+)
+
+type medium struct {
+	key   string // the drive
+	image artefact.Image
+	entry string // boot entry, lower-case; empty for an ISO
+
+	kexec    bool   // a running kernel started it
+	reported string // after a kexec: the entry as the system reports it
+}
+
+// halts reports whether this medium refuses to run on an installed machine.
+func (m medium) halts() bool {
+	return slices.Contains(strings.Fields(m.image.Cmdline), artefact.HaltIfInstalled)
+}
+
+func (m *machine) readMedium(d device) (medium, bool) {
+	if d.CDROM {
+		img, err := artefact.ReadISO(d.bytes())
+		return medium{key: d.Key, image: img}, err == nil
+	}
+	l, _ := decoded[loader](d.disk, labelEFI)
+	e, ok := m.selected(l)
+	if !ok {
+		return medium{}, false
+	}
+	img, err := m.fw.boots.read(e.UKI)
+	if e.Cmdline != "" {
+		img.Cmdline = e.Cmdline
+	}
+	return medium{key: d.Key, image: img, entry: strings.ToLower(e.Name)}, err == nil
+}
+
+type stateData struct {
+	Config []byte
+	NodeID string // changes with every install
+}
+
+// WithMachineConfig changes the machine configuration in the content of a system disk, as
+// if the machine had been installed with it.
+func WithMachineConfig(disk []byte, change func([]byte) []byte) ([]byte, error) {
+	parsed, err := artefact.ReadDisk(disk)
+	if err != nil {
+		return nil, err
+	}
+	s, ok := decoded[stateData](parsed, labelState)
+	if !ok {
+		return nil, errNoState
+	}
+	s.Config = change(s.Config)
+	if _, err := parseConfig(s.Config); err != nil {
+		return nil, fmt.Errorf("read machine configuration: %w", err)
+	}
+	return artefact.WriteDisk(edited(parsed, labelState, func([]byte) []byte { return encoded(s) })), nil
+}
+
+func first[T any](all []T, matches func(T) bool) (one T, found bool) {
+	i := slices.IndexFunc(all, matches)
+	if i < 0 {
+		return one, false
+	}
+	return all[i], true
+}
+
+func partition(d artefact.Disk, label string) (artefact.Partition, bool) {
+	return first(d.Partitions, func(p artefact.Partition) bool { return p.Label == label })
+}
+
+func edited(d artefact.Disk, label string, change func([]byte) []byte) artefact.Disk {
+	d.Partitions = slices.Clone(d.Partitions)
+	for i := range d.Partitions {
+		if d.Partitions[i].Label == label {
+			d.Partitions[i].Data = change(d.Partitions[i].Data)
+		}
+	}
+	return d
+}
+
+// adoptImages converts disks that were made from disk images to the lab's form, in which machines change them. Their
+// content stays the same.
+func (m *machine) adoptImages() {
+	for _, d := range m.devices() {
+		if !d.foreign {
+			continue
+		}
+		if disk, err := m.fw.boots.adopted(d.bytes()); err == nil {
+			d.Media.Write(artefact.WriteDisk(disk))
+		}
+	}
+}
+
+// adopted converts a disk that was made from a disk image. The result has one boot entry, named like the first entry
+// of an installer.
+func (s *bootImages) adopted(raw []byte) (artefact.Disk, error) {
+	labels, uki, err := artefact.ReadDiskImage(raw)
+	if err != nil {
+		return artefact.Disk{}, err
+	}
+	img, err := artefact.ReadUKI(uki)
+	if err != nil {
+		return artefact.Disk{}, err
+	}
+	sum, err := s.keep(uki)
+	if err != nil {
+		return artefact.Disk{}, err
+	}
+	var disk artefact.Disk
+	for _, label := range labels {
+		p := newPartition(label, "", nil) // META has no values, or a value that only an installation reads
+		if label == labelEFI {
+			p = efiPartition(img.TalosVersion, sum, "")
+		}
+		if img.TalosVersion >= "v1.13" { // of two digits, as all since v1.10
+			p.UUID = artefact.PartitionUUID(label)
+		}
+		disk.Partitions = append(disk.Partitions, p)
+	}
+	return disk, nil
+}
+
+func newPartition(label, filesystem string, data []byte) artefact.Partition {
+	p := artefact.Partition{Label: label, UUID: uuid.NewString(), Filesystem: filesystem, Data: data}
+	if filesystem != "" {
+		p.FilesystemUUID = uuid.NewString()
+	}
+	return p
+}
+
+// efiPartition has a single boot entry with the image of that digest.
+func efiPartition(talos, uki, cmdline string) artefact.Partition {
+	name := loader{}.nextName(talos)
+	return newPartition(labelEFI, "vfat", encoded(loader{Entries: []bootEntry{{Name: name, UKI: uki, Cmdline: cmdline}}}))
+}
+
+// encoded returns the JSON of a value that has only strings, numbers and flags: such values always marshal.
+func encoded(v any) []byte {
+	b, err := json.Marshal(v)
+	if err != nil {
+		panic(fmt.Sprintf("talosapi: %v", err))
+	}
+	return b
+}
+
+func readState(devs []device) (stateData, bool) {
+	d, _ := systemDisk(devs)
+	s, ok := decoded[stateData](d.disk, labelState)
+	if !ok || len(bytes.TrimSpace(s.Config)) == 0 {
+		return stateData{}, false
+	}
+	return s, true
+}
+
+// decoded reads the JSON in a partition; false if there is none.
+func decoded[T any](d artefact.Disk, label string) (v T, ok bool) {
+	p, _ := partition(d, label)
+	err := json.Unmarshal(p.Data, &v)
+	return v, err == nil
+}
+
+// systemDisk returns the first disk with a META partition: to Talos that means "installed".
+func systemDisk(devs []device) (device, bool) {
+	return first(devs, func(d device) bool {
+		_, ok := partition(d.disk, labelMeta)
+		return ok
+	})
+}
+
+// loaderDefaultVar is sd-boot's variable with the name of the entry to boot next.
+const loaderDefaultVar = "/sys/firmware/efi/efivars/LoaderEntryDefault-4a67b082-0a4c-41cf-b6c7-440b29bb8c4f"
+
+// loader is the content of the EFI partition. Its own default entry counts only if no firmware variable names an entry.
+type loader struct {
+	Default string `json:",omitempty"`
+	Entries []bootEntry
+}
+
+type bootEntry struct {
+	Name string // "Talos-v1.13.9.efi"
+	UKI  string // SHA-256 of the boot image: see bootImages
+	// Cmdline is what GRUB passes to the kernel; "": the boot image's own, as systemd-boot always does.
+	Cmdline string `json:",omitempty"`
+}
+
+// entry finds a boot entry by name, like sd-boot case-insensitively.
+func (l loader) entry(name string) (bootEntry, bool) {
+	return first(l.Entries, func(e bootEntry) bool { return strings.EqualFold(e.Name, name) })
+}
+
+// other returns the first entry, by name, except the entry than.
+func (l loader) other(than string) (string, bool) {
+	names := make([]string, 0, len(l.Entries))
+	for _, e := range l.Entries {
+		if !strings.EqualFold(e.Name, than) {
+			names = append(names, e.Name)
+		}
+	}
+	if len(names) == 0 {
+		return "", false
+	}
+	return slices.Min(names), true
+}
+
+// nextName returns the name of a new entry of that Talos version beside the existing entries: the version alone, or
+// with the next number after a tilde (generateNextUKIName in sdboot.go).
+func (l loader) nextName(version string) string {
+	highest := -1
+	for _, e := range l.Entries {
+		base := strings.TrimSuffix(strings.TrimPrefix(e.Name, "Talos-"), ".efi")
+		v, n, numbered := strings.Cut(base, "~")
+		if v != version {
+			continue
+		}
+		i, err := strconv.Atoi(n)
+		if !numbered {
+			i, err = 0, nil
+		}
+		if err == nil {
+			highest = max(highest, i)
+		}
+	}
+	if highest < 0 {
+		return "Talos-" + version + ".efi"
+	}
+	return fmt.Sprintf("Talos-%s~%d.efi", version, highest+1)
+}
+
+// metaData holds the tags of the META partition that the lab simulates.
+type metaData struct {
+	Upgrade string `json:",omitempty"` // entry to fall back to
+	Staged  string `json:",omitempty"` // installer to run at the next boot
+}
+
+func readMeta(d device) metaData {
+	meta, _ := decoded[metaData](d.disk, labelMeta) // invalid data counts as no tags
+	return meta
+}
+
+// editJSON changes the boot entries in EFI, or the tags in META, of the disk at that key. Without tags META is empty.
+func editJSON[T any](m *machine, key, label string, change func(*T)) error {
+	var failed error
+	err := m.rewrite(key, func(disk artefact.Disk) artefact.Disk {
+		return edited(disk, label, func(data []byte) []byte {
+			var v T
+			if len(data) > 0 || label != labelMeta {
+				if failed = json.Unmarshal(data, &v); failed != nil {
+					return data
+				}
+			}
+			change(&v)
+			if changed := encoded(v); string(changed) != "{}" {
+				return changed
+			}
+			return nil
+		})
+	})
+	return errors.Join(err, failed)
+}
+
+func (m *machine) editMeta(key string, change func(*metaData)) error {
+	return editJSON(m, key, labelMeta, change)
+}
+
+// efiString returns a string variable as in efivarfs: four bytes of attributes, then UTF-16LE with a final NUL.
+func efiString(s string) []byte {
+	b, _ := binary.Append([]byte{7, 0, 0, 0}, binary.LittleEndian, utf16.Encode([]rune(s+"\x00"))) // numbers: no error
+	return b
+}
+
+// top returns the top entry of sd-boot's menu: the newest version, and among equal versions the greatest name. A
+// tilde sorts before everything, so "Talos-v1.13.9.efi" comes before "Talos-v1.13.9~1.efi", which was added after it
+// (boot_entry_compare in systemd's boot.c).
+func (m *machine) top(l loader) (bootEntry, bool) {
+	if len(l.Entries) == 0 {
+		return bootEntry{}, false
+	}
+	version := func(e bootEntry) string {
+		img, _ := m.fw.boots.read(e.UKI) // no version if it can't be read
+		return img.TalosVersion
+	}
+	return slices.MaxFunc(l.Entries, func(a, b bootEntry) int {
+		return cmp.Or(compareVersions(version(a), version(b)), compareVersions(strings.ToLower(a.Name), strings.ToLower(b.Name)))
+	}), true
+}
+
+// compareVersions does the work of strverscmp_improved of systemd: it compares numbers by value, and a suffix after a
+// tilde sorts before no suffix.
+func compareVersions(a, b string) int {
+	for {
+		a, b = strings.TrimLeftFunc(a, noVersionChar), strings.TrimLeftFunc(b, noVersionChar)
+		for _, sign := range []string{"~", "", "-", "^", "."} {
+			if sign == "" {
+				if a == "" || b == "" {
+					return cmp.Compare(len(a), len(b))
+				}
+				continue
+			}
+			hasA, hasB := strings.HasPrefix(a, sign), strings.HasPrefix(b, sign)
+			switch {
+			case hasA && hasB:
+				a, b = a[1:], b[1:]
+			case hasA:
+				return -1
+			case hasB:
+				return 1
+			}
+		}
+		part := isLetter
+		if a != "" && isDigit(rune(a[0])) || b != "" && isDigit(rune(b[0])) {
+			part = isDigit
+		}
+		partA, partB := leading(a, part), leading(b, part)
+		a, b = a[len(partA):], b[len(partB):]
+		if r := compareParts(partA, partB, part('0')); r != 0 {
+			return r
+		}
+	}
+}
+
+// compareParts compares two numbers of any length, or two words.
+func compareParts(a, b string, numbers bool) int {
+	if !numbers {
+		return strings.Compare(a, b)
+	}
+	if a == "" || b == "" { // a word sorts before a number
+		return cmp.Compare(len(a), len(b))
+	}
+	a, b = strings.TrimLeft(a, "0"), strings.TrimLeft(b, "0")
+	return cmp.Or(cmp.Compare(len(a), len(b)), strings.Compare(a, b))
+}
+
+func leading(s string, of func(rune) bool) string { return s[:len(s)-len(strings.TrimLeftFunc(s, of))] }
+
+func isDigit(r rune) bool  { return r >= '0' && r <= '9' }
+func isLetter(r rune) bool { return r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' }
+
+func noVersionChar(r rune) bool {
+	return !isDigit(r) && !isLetter(r) && !strings.ContainsRune("~-^.", r)
+}
+
+// nvramMagic is the prefix of an EFI disk's content once it was written; before that the EFI disk is blank.
+const nvramMagic = "recast lab NVRAM\n"
+
+// variables are the firmware variables that the lab simulates. They are on the VM's EFI disk, not on the system disk:
+// a new system disk finds the variables that the old one has left there.
+type variables struct {
+	LoaderEntryDefault string `json:",omitempty"`
+}
+
+// NVRAM returns the content of the EFI disk of a machine that was installed with that image.
+func NVRAM(img artefact.Image) []byte {
+	return variables{LoaderEntryDefault: loader{}.nextName(img.TalosVersion)}.encode()
+}
+
+func (v variables) encode() []byte { return append([]byte(nvramMagic), encoded(v)...) }
+
+func readVariables(content []byte) (v variables) {
+	if rest, ok := bytes.CutPrefix(content, []byte(nvramMagic)); ok {
+		_ = json.Unmarshal(rest, &v) // invalid variables count as none
+	}
+	return v
+}
+
+// uefi reports whether the machine has UEFI firmware; SeaBIOS has no variables, and the boot loader stores its
+// default beside its entries.
+func (m *machine) uefi() bool { return m.hw.NVRAM != nil }
+
+// defaultEntry returns the name of the boot loader's default entry; "" if none is set.
+func (m *machine) defaultEntry(l loader) string {
+	if m.uefi() {
+		return readVariables(m.hw.NVRAM.Bytes()).LoaderEntryDefault
+	}
+	return l.Default
+}
+
+func (m *machine) setDefault(key, name string) error {
+	if !m.uefi() {
+		return editJSON(m, key, labelEFI, func(l *loader) { l.Default = name })
+	}
+	v := readVariables(m.hw.NVRAM.Bytes())
+	v.LoaderEntryDefault = name
+	m.hw.NVRAM.Write(v.encode())
+	return nil
+}
+
+// selected returns the entry that the boot loader boots: the default if it exists, else the first entry in the boot
+// loader's own order (config_select_default_entry in systemd's boot.c).
+func (m *machine) selected(l loader) (bootEntry, bool) {
+	if e, ok := l.entry(m.defaultEntry(l)); ok {
+		return e, true
+	}
+	return m.top(l)
+}
+
+// loadedEntry returns the entry that systemd-boot reports as loaded. An ISO's entry has the same name as the first
+// entry that an installer writes: only the medium distinguishes them.
+func (m *machine) loadedEntry(med medium) string {
+	if med.entry == "" && m.uefi() {
+		return strings.ToLower(loader{}.nextName(med.image.TalosVersion))
+	}
+	return med.entry
+}
+
+// bootedEntry returns the entry that the system considers as booted. After a kexec it is the entry of the variable
+// LoaderEntryOneShot, which the kernel can write only with efibc; otherwise it is systemd-boot's report of the latest
+// firmware boot (controllers/runtime/booted_entry.go).
+func (m *machine) bootedEntry(med medium) string {
+	before, _ := m.bootLoader.Load().(string)
+	if m.has().NoOneShot && before != "" {
+		return before
+	}
+	return cmp.Or(med.reported, m.loadedEntry(med))
+}
+
+// bootImages holds the machines' unified kernel images by SHA-256, as their installers contained them. Disks and
+// image caches hold only the digest: a real image has a hundred MiB, of which all machines share one copy. Images are
+// never removed, because a disk somewhere may still refer to them.
+type bootImages struct {
+	mu   sync.Mutex
+	held map[string]*world.Media
+}
+
+func (s *bootImages) keep(uki []byte) (string, error) {
+	sum := fmt.Sprintf("%x", sha256.Sum256(uki))
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.held[sum] == nil {
+		m, err := world.SpooledMedia(uki)
+		if err != nil {
+			return "", fmt.Errorf("keep boot image: %w", err)
+		}
+		s.held[sum] = m
+	}
+	return sum, nil
+}
+
+func (s *bootImages) read(sum string) (artefact.Image, error) {
+	m := look(&s.mu, func() *world.Media { return s.held[sum] })
+	if m == nil {
+		return artefact.Image{}, fmt.Errorf("%w: nothing with SHA-256 %s is here", artefact.ErrNotBootable, sum)
+	}
+	return artefact.ReadUKI(m.Bytes())
+}

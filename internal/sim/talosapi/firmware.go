@@ -14,7 +14,10 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/siderolabs/crypto/x509"
+	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
+	"github.com/siderolabs/talos/pkg/machinery/config"
 	"github.com/siderolabs/talos/pkg/machinery/resources/runtime"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -36,21 +39,11 @@ type Times struct {
 	Leave    time.Duration // orderly shutdown of services; 5 s
 }
 
-func (t Times) withDefaults() Times {
-	return Times{
-		Boot: cmp.Or(t.Boot, 10*time.Second), Firmware: cmp.Or(t.Firmware, 5*time.Second),
-		Pull: cmp.Or(t.Pull, 8*time.Second), Copy: cmp.Or(t.Copy, 12*time.Second),
-		Services: cmp.Or(t.Services, 5*time.Second), Leave: cmp.Or(t.Leave, 5*time.Second),
-	}
-}
-
 const (
+	apiPort      = 50000       // apid's
 	switchTime   = time.Second // each half of the switch from maintenance to configured, at speed 1
 	affiliateTTL = 30 * time.Minute
 )
-
-// apiPort is apid's port.
-const apiPort = 50000
 
 // Kubelet gets the starts and ends of nodes' kubelets. Its methods must not block.
 type Kubelet interface {
@@ -121,9 +114,10 @@ type Firmware struct {
 	o   Options
 	hub *hub
 
-	boots    bootImages
-	images   imageStore
-	silences silences
+	boots   bootImages
+	images  imageStore
+	silence sync.Mutex         // guards silent, and is held while it decides
+	silent  func(Request) bool // selects the requests that machines do not answer; nil: none
 
 	lastEvent atomic.Uint64
 	life      func() (context.Context, context.CancelFunc)
@@ -133,11 +127,12 @@ var _ world.Firmware = (*Firmware)(nil)
 
 // New makes firmware whose machines end with ctx at the latest.
 func New(ctx context.Context, o Options) *Firmware {
-	if o.Speed == 0 {
-		o.Speed = 1
+	o.Speed, o.NetworkBits = cmp.Or(o.Speed, 1), cmp.Or(o.NetworkBits, 24)
+	o.Times = Times{
+		Boot: cmp.Or(o.Times.Boot, 10*time.Second), Firmware: cmp.Or(o.Times.Firmware, 5*time.Second),
+		Pull: cmp.Or(o.Times.Pull, 8*time.Second), Copy: cmp.Or(o.Times.Copy, 12*time.Second),
+		Services: cmp.Or(o.Times.Services, 5*time.Second), Leave: cmp.Or(o.Times.Leave, 5*time.Second),
 	}
-	o.Times = o.Times.withDefaults()
-	o.NetworkBits = cmp.Or(o.NetworkBits, 24)
 	return &Firmware{
 		o: o, hub: newHub(),
 		life:   func() (context.Context, context.CancelFunc) { return context.WithCancel(ctx) },
@@ -146,7 +141,6 @@ func New(ctx context.Context, o Options) *Firmware {
 	}
 }
 
-// PowerOn implements world.Firmware.
 func (fw *Firmware) PowerOn(hw *world.Hardware) world.Guest {
 	ctx, cancel := fw.life()
 	m := &machine{fw: fw, hw: hw, cancel: cancel, power: make(chan struct{}), done: make(chan struct{})}
@@ -160,7 +154,6 @@ func (fw *Firmware) PowerOn(hw *world.Hardware) world.Guest {
 	return m
 }
 
-// scaled returns the real duration of d in this lab.
 func (fw *Firmware) scaled(d time.Duration) time.Duration {
 	return time.Duration(float64(d) / fw.o.Speed)
 }
@@ -191,7 +184,6 @@ func (m *machine) account(what string) (end func()) {
 	}
 }
 
-// console prints a line on a machine's screen.
 func (m *machine) console(format string, args ...any) {
 	text := fmt.Sprintf(format, args...)
 	m.say("%s", text)
@@ -248,9 +240,7 @@ func (m *machine) defectOf(ref string) Defect {
 	if what, ok := m.has().Images[ref]; ok {
 		return what
 	}
-	m.fw.hub.mu.Lock()
-	defer m.fw.hub.mu.Unlock()
-	return m.fw.hub.defects[ref]
+	return look(&m.fw.hub.mu, func() Defect { return m.fw.hub.defects[ref] })
 }
 
 // defectOf returns the defect of an image by any of its names.
@@ -275,7 +265,6 @@ func (h *hub) pulled(ref string, img artefact.Image) {
 	}
 }
 
-// build identifies one schematic's image of one version.
 func build(img artefact.Image) string { return img.SchematicID + " " + img.TalosVersion }
 
 // stumble ends the boot of a defective installed system as its defect says.
@@ -339,25 +328,8 @@ func (fw *Firmware) Trouble(vmid int, t Trouble) {
 	})
 }
 
-// trouble returns the machine's faults, and a channel closed when the faults may have changed.
-func (m *machine) trouble() (Trouble, <-chan struct{}) {
-	m.fw.hub.mu.Lock()
-	defer m.fw.hub.mu.Unlock()
-	return m.fw.hub.troubles[m.hw.VMID], m.fw.hub.troubled
-}
-
-// has returns the machine's present faults.
 func (m *machine) has() Trouble {
-	t, _ := m.trouble()
-	return t
-}
-
-// shown returns a drive as the machine sees it.
-func (t Trouble) shown(d world.Drive) world.Drive {
-	if t.Nameless {
-		d.Serial, d.WWN = "", ""
-	}
-	return d
+	return look(&m.fw.hub.mu, func() Trouble { return m.fw.hub.troubles[m.hw.VMID] })
 }
 
 // errFull is containerd's error without free space.
@@ -370,18 +342,15 @@ const certificateValidity = x509.DefaultCertificateValidityDuration
 // in machined). Certificates are then renewed (controllers/secrets/api.go).
 func (b *boot) awaitTime(ctx context.Context) (outcome, error) {
 	for off := false; ; off = true {
-		t, changed := b.m.trouble()
-		switch {
-		case t.Clock == 0 && off:
-			b.stopAPI()
-			b.secureAPI(ctx)
-			return carryOn, nil
-		case t.Clock == 0:
+		changed := guarded(&b.m.fw.hub.mu, &b.m.fw.hub.troubled)
+		if b.m.has().Clock == 0 {
+			if off {
+				b.stopAPI()
+				b.secureAPI(ctx)
+			}
 			return carryOn, nil
 		}
-		if err := b.stage(ctx, runtime.MachineStageBooting, false, "time: time is not synced", "services: kubelet not running"); err != nil {
-			return carryOn, err
-		}
+		b.stage(ctx, runtime.MachineStageBooting, false, "time: time is not synced", "services: kubelet not running")
 		if end := until(ctx, b, changed); end != carryOn {
 			return end, nil
 		}
@@ -395,8 +364,7 @@ var errNoMachined = status.Error(codes.Unavailable,
 // haltTime is how long a machine stays halted (constants.BootTimeout); then it reboots.
 const haltTime = 70 * time.Minute
 
-// halt stops a machine whose boot medium finds Talos on a disk (haltIfInstalled in v1alpha1_sequencer_tasks.go): the
-// machine only prints a message.
+// halt stops a machine whose boot medium finds Talos on a disk (haltIfInstalled in v1alpha1_sequencer_tasks.go).
 func (m *machine) halt(ctx context.Context) outcome {
 	m.console("Talos is already installed to disk but booted from another media and talos.halt_if_installed kernel parameter is set. Please reboot from the disk.")
 	if !m.fw.sleep(ctx, haltTime) {
@@ -412,26 +380,20 @@ type Request struct {
 	Resource string // type of the resource, for reads of resources
 }
 
-// silences are the requests that machines do not answer.
-type silences struct {
-	mu     sync.Mutex
-	silent func(Request) bool // nil: everything is answered
-}
-
 // Silence makes machines accept each request that silent selects and never answer it, like
 // a hanging machined, or a hanging kernel behind an open port. silent sees every request
 // that this Firmware's machines get and allow; nil ends the silence for later requests.
 func (fw *Firmware) Silence(silent func(Request) bool) {
-	holding(&fw.silences.mu, func() { fw.silences.silent = silent })
+	holding(&fw.silence, func() { fw.silent = silent })
 }
 
 func (m *machine) silent(method, resource string) bool {
 	if m.astray.Load() {
 		return true
 	}
-	m.fw.silences.mu.Lock()
-	defer m.fw.silences.mu.Unlock()
-	return m.fw.silences.silent != nil && m.fw.silences.silent(Request{m.hw.VMID, method, resource})
+	m.fw.silence.Lock()
+	defer m.fw.silence.Unlock()
+	return m.fw.silent != nil && m.fw.silent(Request{m.hw.VMID, method, resource})
 }
 
 // hang returns at once unless the machine is silent about the request. Otherwise it waits until the caller or the
@@ -456,7 +418,6 @@ type muteListener struct {
 	kept []net.Conn
 }
 
-// Accept implements net.Listener.
 func (l *muteListener) Accept() (net.Conn, error) {
 	for {
 		conn, err := l.Listener.Accept()
@@ -467,7 +428,6 @@ func (l *muteListener) Accept() (net.Conn, error) {
 	}
 }
 
-// Close implements net.Listener.
 func (l *muteListener) Close() error {
 	err := l.Listener.Close()
 	l.mu.Lock()
@@ -494,4 +454,479 @@ func holding(mu *sync.Mutex, do func()) {
 	mu.Lock()
 	defer mu.Unlock()
 	do()
+}
+
+// boot is one run of a kernel, until power off or the next kernel.
+type boot struct {
+	m     *machine
+	med   medium
+	id    string                                       // boot ID
+	life  func() (context.Context, context.CancelFunc) // ends with this boot
+	store *store
+	tasks sync.WaitGroup
+
+	started time.Time
+	events  journal[event]
+	kubelet *kubelet
+	shown   map[string]service             // as last reported; guarded by showing
+	told    *machineapi.MachineStatusEvent // latest event; guarded by showing
+
+	seq    *sequence // nil between sequences
+	ending bool      // the sequence that ends the boot has begun
+
+	tried bool // the configuration is not stored anywhere; set before any task of the boot runs
+
+	fixed    func() nodeFiles // the constant part of the file system, computed once
+	extended func() []string  // IDs of the services of the image's extensions, computed once
+
+	probing    sync.Mutex  // one probe of the disks at a time
+	probed     *diskInputs // inputs of the published disk resources; nil: none yet
+	showing    sync.Mutex  // one refresh at a time
+	installing sync.Mutex  // one installer at a time
+	settled    sync.Once   // when the machine is running and ready
+	dying      atomic.Bool // machined is down, apid still answers
+
+	orders  chan outcome     // from the API: reboot, shutdown
+	configs chan firstConfig // from the API in maintenance mode
+
+	mu      sync.Mutex
+	api     *api              // nil while the API is down
+	cfg     config.Provider   // nil in maintenance mode
+	stored  config.Provider   // configuration for the next boot; nil until a configuration is applied: this boot's, which no resource shows (acquire.go)
+	trial   *time.Timer       // when it fires, the previous configuration becomes active again; nil: no trial
+	upgrade upgrade           // parameters of an upgrade
+	failed  map[string]string // why volumes could not be opened, by ID
+	nodeID  string
+	status  runtime.MachineStatusSpec // as set by stage
+	etcd    *etcdService              // nil on a worker, and before its start
+	planes  bool                      // Talos renders the control plane's static pods
+	actor   string                    // ID of the request that ends the boot
+	drain   bool                      // Talos is to drain the node first
+	reset   *machineapi.ResetRequest  // what to wipe in a reset
+	node    string                    // name of the announced kubelet; empty while it is down
+}
+
+// boot runs one kernel to its end.
+func (m *machine) boot(ctx context.Context, med medium) outcome {
+	if !m.spend(ctx, "boot", m.fw.o.Times.Boot) {
+		return killed
+	}
+	if _, installed := systemDisk(m.devices()); installed && med.halts() {
+		return m.halt(ctx)
+	}
+	m.unplugged = m.has().Unplugged
+	ctx, cancel := context.WithCancel(ctx)
+	b := &boot{
+		m: m, med: med, id: uuid.NewString(),
+		life:   func() (context.Context, context.CancelFunc) { return context.WithCancel(ctx) },
+		orders: make(chan outcome, 1), configs: make(chan firstConfig, 1),
+		started: time.Now(),
+	}
+	b.kubelet = newKubelet(b)
+	m.kernel.restart("6.18.0-talos", med.image.Cmdline)
+	m.log.clear()
+	m.etcd.clear()
+	b.fixed = sync.OnceValue(b.fixedFiles)
+	b.extended = sync.OnceValue(func() []string { return extensionServices(med.image) })
+	m.fw.hub.change(func() { m.fw.hub.up[m.hw.VMID] = b })
+	end, err := b.run(ctx)
+	m.fw.hub.change(func() {
+		if m.fw.hub.up[m.hw.VMID] == b {
+			delete(m.fw.hub.up, m.hw.VMID)
+		}
+	})
+	cancel()
+	b.tasks.Wait() // a task may still start the API
+	b.stopAPI()
+	b.gone()
+	if err != nil && end != killed {
+		m.console("machine stopped: %v", err)
+	}
+	return end
+}
+
+// run runs maintenance mode if the machine has no configuration, then the configured system.
+func (b *boot) run(ctx context.Context) (outcome, error) {
+	kinds, err := definitions()
+	if err != nil {
+		return b.crash(ctx, err)
+	}
+	if b.store, err = newStore(ctx, b.release().kinds(kinds)); err != nil {
+		return b.crash(ctx, err)
+	}
+	st, configured := readState(b.m.devices())
+	cfg, _ := parseConfig(st.Config) // adopt reports its errors
+	if !configured {
+		cfg = nil
+	}
+	b.m.net.Store(new(b.m.attach(b.med.image, cfg)))
+	if err := b.publishFacts(ctx); err != nil {
+		return b.crash(ctx, err)
+	}
+	b.sequence("", "initialize", b.release().phases(initializePhases))
+	b.seq.to("config")
+	if !configured {
+		first, given := b.m.userData(b.med.image)
+		if !given {
+			var end outcome
+			if first, end, err = b.maintenance(ctx); err != nil {
+				return b.crash(ctx, err)
+			}
+			if end != carryOn {
+				return b.leave(ctx, end), nil
+			}
+		}
+		st, b.tried = stateData{Config: first.raw, NodeID: b.m.fw.nextNodeID()}, first.tried
+		if _, installed := systemDisk(b.m.devices()); installed && !b.tried {
+			if err := b.keep(st); err != nil {
+				return b.crash(ctx, err)
+			}
+		}
+	}
+	b.seq.end()
+	if end := b.stumble(ctx); end != carryOn {
+		return end, nil
+	}
+	end, err := b.configured(ctx, st)
+	if err != nil {
+		return b.crash(ctx, err)
+	}
+	switch end {
+	case upgrading:
+		end = b.runUpgrade(ctx)
+	case resetting:
+		end = b.runReset(ctx)
+	}
+	return b.leave(ctx, end), nil
+}
+
+// crash leaves the machine stuck until its power is cut.
+func (b *boot) crash(ctx context.Context, err error) (outcome, error) {
+	if ctx.Err() != nil {
+		return killed, nil
+	}
+	b.m.console("kernel panic: %v", err)
+	b.stopAPI()
+	b.etcdService().stop(nil)
+	return b.m.dark(ctx), err
+}
+
+// maintenance serves the API of a machine without configuration until the machine gets a configuration.
+func (b *boot) maintenance(ctx context.Context) (firstConfig, outcome, error) {
+	b.tell("", &machineapi.TaskEvent{Task: "runningMaintenance", Action: machineapi.TaskEvent_START})
+	b.stage(ctx, runtime.MachineStageMaintenance, true)
+	if b.m.addr().IsValid() {
+		tls, err := maintenanceTLS(b.m.addr())
+		if err != nil {
+			return firstConfig{}, carryOn, err
+		}
+		if err := b.startAPI(ctx, tls, nil, true); err != nil {
+			return firstConfig{}, carryOn, err
+		}
+	}
+	select {
+	case <-ctx.Done():
+		return firstConfig{}, killed, nil
+	case <-b.m.power:
+		return firstConfig{}, powerOff, nil
+	case first := <-b.configs:
+		// the answer to the request still goes out through the old API
+		if end := b.wait(ctx, "switch", switchTime); end != carryOn {
+			return firstConfig{}, end, nil
+		}
+		b.stopAPI()
+		b.tell("", &machineapi.TaskEvent{Task: "runningMaintenance", Action: machineapi.TaskEvent_STOP})
+		return first, b.wait(ctx, "switch", switchTime), nil
+	}
+}
+
+// configured runs a machine with a configuration: it installs the system if needed; otherwise the machine is a node.
+func (b *boot) configured(ctx context.Context, st stateData) (outcome, error) {
+	if err := b.adopt(ctx, st); err != nil {
+		return carryOn, err
+	}
+	b.stage(ctx, runtime.MachineStageBooting, false, "services")
+	if b.m.addr().IsValid() {
+		b.tasks.Go(func() { b.secureAPI(ctx) })
+	}
+	b.m.etcdApart.Store(new(promoted(b.config(), labelEtcd)))
+	if _, installed := systemDisk(b.m.devices()); !installed {
+		if b.m.etcdData() != nil {
+			b.startEtcd(ctx) // etcd's volume exists, so etcd does not wait for the installation
+		}
+		if end, err := b.install(ctx); err != nil || end != carryOn {
+			return end, err
+		}
+	} else if end := b.runStaged(ctx); end != carryOn {
+		return end, nil
+	}
+	if b.seq == nil {
+		b.bootSequence()
+		if err := b.unattended(ctx, runtime.UnattendedInstallPhaseInstalled, nil); err != nil {
+			return carryOn, err
+		}
+	}
+	if err := b.provision(ctx); err != nil {
+		return carryOn, err
+	}
+	b.seq.to("startEverything")
+	if end, err := b.awaitTime(ctx); err != nil || end != carryOn {
+		return end, err
+	}
+	if b.med.entry != "" && b.m.fw.hub.defectOf(b.med.image) == Unready {
+		b.stage(ctx, runtime.MachineStageBooting, false, "services: kubelet not running")
+		return b.wait(ctx, "", 0), nil
+	}
+	if b.etcdService() == nil {
+		b.startEtcd(ctx)
+	}
+	if end := b.wait(ctx, "services", b.m.fw.o.Times.Services); end != carryOn {
+		return end, nil
+	}
+	b.tasks.Go(func() { b.discover(ctx) })
+	if end := b.startKubelet(ctx); end != carryOn {
+		return end, nil
+	}
+	b.stage(ctx, runtime.MachineStageBooting, true)
+	if e := b.etcdService(); e != nil {
+		if end := until(ctx, b, e.up); end != carryOn {
+			return end, nil
+		}
+	}
+	b.seq.end()
+	b.stage(ctx, runtime.MachineStageRunning, true)
+	if cfg := b.config(); cfg.Machine().Type().IsControlPlane() {
+		if err := b.controls(ctx); err != nil {
+			return carryOn, err
+		}
+	}
+	b.tasks.Go(func() { b.uncordon(ctx) })
+	return b.wait(ctx, "", 0), nil
+}
+
+// leave stops services in order before a reboot or power off.
+func (b *boot) leave(ctx context.Context, end outcome) outcome {
+	stage := runtime.MachineStageRebooting
+	switch end {
+	case kexec, powerCycle:
+	case powerOff:
+		stage = runtime.MachineStageShuttingDown
+	default:
+		return end
+	}
+	drain := guarded(&b.mu, &b.drain)
+	if end == powerOff {
+		b.begin("shutdown", b.release().shuttingDown(drain))
+	} else {
+		b.begin("reboot", b.release().rebooting())
+	}
+	if drain {
+		b.seq.to("drain")
+		b.empty(ctx)
+	}
+	b.gone()
+	b.seq.to("stopEverything")
+	b.etcdService().stop(errOrderly)
+	if b.stage(ctx, stage, true); !b.m.spend(ctx, "leave", b.m.fw.o.Times.Leave/2) {
+		return killed
+	}
+	b.dying.Store(true) // machined ends before apid
+	if !b.m.spend(ctx, "leave", b.m.fw.o.Times.Leave/2) {
+		return killed
+	}
+	b.seq.to("reboot")
+	b.seq.to("shutdown")
+	return end
+}
+
+// begin starts, for b.actor, the sequence that ends this boot, unless a sequence that ends the boot has started.
+func (b *boot) begin(name string, phases []phase) {
+	if b.ending {
+		return
+	}
+	b.ending = true
+	b.sequence(guarded(&b.mu, &b.actor), name, phases)
+}
+
+// bootSequence starts the parts that make an installed machine a node, except the parts that wait for volumes.
+func (b *boot) bootSequence() {
+	b.sequence("", "boot", b.release().phases(bootPhases))
+	b.seq.to("ephemeral")
+}
+
+// wait waits for d (0: for ever) unless an order to end comes first.
+func (b *boot) wait(ctx context.Context, what string, d time.Duration) outcome {
+	if d == 0 {
+		return until[time.Time](ctx, b, nil)
+	}
+	defer b.m.account(what)()
+	t := time.NewTimer(b.m.fw.scaled(d))
+	defer t.Stop()
+	return until(ctx, b, t.C)
+}
+
+// until waits for ready unless an order to end comes first.
+func until[T any](ctx context.Context, b *boot, ready <-chan T) outcome {
+	select {
+	case <-ctx.Done():
+		return killed
+	case <-ready:
+		if ctx.Err() != nil {
+			return killed
+		}
+		return carryOn
+	case <-b.m.power:
+		return powerOff
+	case end := <-b.orders:
+		return end
+	}
+}
+
+// order asks the boot to end and returns the request's actor; while an order is pending, a second order changes
+// nothing.
+func (b *boot) order(o outcome) (actor string) {
+	actor = uuid.NewString()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	select {
+	case b.orders <- o:
+		b.actor = actor
+	default:
+	}
+	return actor
+}
+
+func (b *boot) adopt(ctx context.Context, st stateData) error {
+	cfg, err := parseConfig(st.Config)
+	if err != nil {
+		return fmt.Errorf("read machine configuration: %w", err)
+	}
+	holding(&b.mu, func() { b.cfg, b.nodeID = cfg, st.NodeID })
+	b.m.net.Store(new(b.m.attach(b.med.image, cfg))) // before its API starts
+	return b.publishConfig(ctx, cfg)
+}
+
+// config returns the active configuration, nil in maintenance mode.
+func (b *boot) config() config.Provider { return guarded(&b.mu, &b.cfg) }
+
+func newNodeID() string { return uuid.NewString() + uuid.NewString()[:8] }
+
+// machine is a VM that is powered on.
+type machine struct {
+	fw     *Firmware
+	hw     *world.Hardware
+	cancel context.CancelFunc
+	power  chan struct{} // the ACPI button; without a receiver a press has no effect
+	done   chan struct{}
+
+	kernel kernelLog // of this boot, like the two below
+	log    textLog   // machined's
+	etcd   textLog   // log of etcd's server
+
+	bootLoader atomic.Value // entry that systemd-boot took at the latest firmware boot, as string
+
+	net       atomic.Pointer[attachment] // of the present boot
+	unplugged bool                       // the boot began without a network
+	astray    atomic.Bool                // its configuration has given it an address where no client looks for it
+
+	etcdApart atomic.Pointer[bool] // etcd's directory is on a partition of its own; nil before the first boot
+
+	runs  atomic.Value // reference of the kubelet's image, as string
+	disks sync.Mutex   // held for read-modify-write of a disk's content
+}
+
+var _ world.Guest = (*machine)(nil)
+
+func (m *machine) Shutdown() {
+	select {
+	case m.power <- struct{}{}:
+	default:
+	}
+}
+
+func (m *machine) Kill() {
+	m.cancel()
+	<-m.done
+}
+
+// outcome is how a boot, or a part of it, ended.
+type outcome int
+
+const (
+	carryOn    outcome = iota // the boot has not ended
+	killed                    // power loss
+	kexec                     // directly into the installed system's kernel
+	powerCycle                // through the firmware
+	powerOff                  // power the machine off
+	upgrading                 // install a new system first, then reboot
+	resetting                 // wipe first, then reboot or power off
+)
+
+// run runs the machine from power on to its end; true means that the machine wants to be powered off.
+func (m *machine) run(ctx context.Context) bool {
+	defer m.cancel()
+	med, ok := m.firmwareBoot(ctx)
+	for ok {
+		switch end := m.boot(ctx, med); end {
+		case kexec:
+			if med, ok = m.installed(); !ok {
+				med, ok = m.firmwareBoot(ctx)
+			}
+		case powerCycle:
+			med, ok = m.firmwareBoot(ctx)
+		default:
+			return end == powerOff
+		}
+	}
+	m.dark(ctx)
+	return false
+}
+
+// dark makes the machine do nothing until it is powered off.
+func (m *machine) dark(ctx context.Context) outcome {
+	<-ctx.Done()
+	return killed
+}
+
+// firmwareBoot boots the first bootable medium of the boot order.
+func (m *machine) firmwareBoot(ctx context.Context) (medium, bool) {
+	if !m.spend(ctx, "firmware", m.fw.o.Times.Firmware) {
+		return medium{}, false
+	}
+	m.adoptImages()
+	devs := m.devices()
+	for _, key := range m.hw.BootOrder {
+		for _, d := range devs {
+			if d.Key != key {
+				continue
+			}
+			med, ok := m.readMedium(d)
+			switch {
+			case !ok || med.image.Arch != m.hw.Arch: // the firmware needs a loader of its own architecture
+			case m.hw.SecureBoot: // the lab's images are not signed
+				m.console("BdsDxe: failed to load %s: Access Denied", key)
+			default:
+				m.bootLoader.Store(m.loadedEntry(med))
+				return med, true
+			}
+		}
+	}
+	m.console("no bootable device")
+	return medium{}, false
+}
+
+// installed returns the system disk's default entry, as kexec loads it. The system then reports the name in the
+// variable, even if the disk has no entry of that name: sd-boot's own report, in lower case, is from the latest
+// firmware boot (controllers/runtime/booted_entry.go).
+func (m *machine) installed() (medium, bool) {
+	d, ok := systemDisk(m.devices())
+	if !ok {
+		return medium{}, false
+	}
+	med, ok := m.readMedium(d)
+	med.kexec = true
+	if m.uefi() {
+		med.reported = readVariables(m.hw.NVRAM.Bytes()).LoaderEntryDefault
+	}
+	return med, ok
 }

@@ -11,7 +11,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/cosi-project/runtime/pkg/resource"
@@ -94,17 +93,11 @@ func newLabOf(t *testing.T, talos string, change ...func(*talosapi.Options)) *la
 
 // NodeUp implements talosapi.Kubelet.
 func (l *lab) NodeUp(n talosapi.NodeInfo) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.kubelets = append(l.kubelets, fmt.Sprintf("up %s %s cp=%v", n.Name, n.KubeletVersion, n.ControlPlane))
+	l.note("up %s %s cp=%v", n.Name, n.KubeletVersion, n.ControlPlane)
 }
 
 // NodeDown implements talosapi.Kubelet.
-func (l *lab) NodeDown(name, _ string) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.kubelets = append(l.kubelets, "down "+name)
-}
+func (l *lab) NodeDown(name, _ string) { l.note("down %s", name) }
 
 // StaticPods implements talosapi.Kubelet.
 func (l *lab) StaticPods(_ string, pods []talosapi.StaticPod) {
@@ -114,10 +107,10 @@ func (l *lab) StaticPods(_ string, pods []talosapi.StaticPod) {
 }
 
 // note records an event of a node.
-func (l *lab) note(line string) {
+func (l *lab) note(format string, args ...any) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.kubelets = append(l.kubelets, line)
+	l.kubelets = append(l.kubelets, fmt.Sprintf(format, args...))
 }
 
 // lines returns the events recorded on a list so far.
@@ -138,19 +131,17 @@ const (
 func each[T any](t *testing.T, cases map[string]T, f func(t *testing.T, name string, c T)) {
 	t.Helper()
 	t.Parallel()
+	named := map[string]func(*testing.T){}
 	for name, c := range cases {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) { f(t, name, c) })
-		})
+		named[name] = func(t *testing.T) { f(t, name, c) }
 	}
+	must.Bubbles(t, named, func(t *testing.T, run func(*testing.T)) { run(t) })
 }
 
 // inLab runs a test with an empty lab, in a bubble.
 func inLab(t *testing.T, test func(*testing.T, *lab)) {
 	t.Helper()
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) { test(t, newLab(t)) })
+	must.Bubble(t, func(t *testing.T) { test(t, newLab(t)) })
 }
 
 func want(t *testing.T, what, got, want string) {
@@ -321,9 +312,10 @@ func (l *lab) status(c *client.Client) (string, error) {
 	return strings.Join(text, " "), nil
 }
 
-// onScreen says whether a machine has printed that text.
-func (l *lab) onScreen(text string) bool {
-	return strings.Contains(strings.Join(l.lines(&l.screen), "\n"), text)
+// shows requires that machines have printed these texts.
+func (l *lab) shows(texts ...string) {
+	l.t.Helper()
+	must.Contain(l.t, "the screen", strings.Join(l.lines(&l.screen), "\n"), texts...)
 }
 
 func (l *lab) installed(conf []byte, img artefact.Image) []byte {
@@ -334,8 +326,7 @@ func (l *lab) installed(conf []byte, img artefact.Image) []byte {
 // ukiOf is a boot image as in an installer. Rebuilding it from its content would lose the DOS part.
 func ukiOf(t *testing.T, img artefact.Image) []byte {
 	t.Helper()
-	b := must.Get(artefact.UKI(img))(t)
-	b = slices.Clone(b)
+	b := slices.Clone(must.Get(artefact.UKI(img))(t))
 	copy(b[0x40:], "as the installer has it")
 	return b
 }
@@ -343,8 +334,7 @@ func ukiOf(t *testing.T, img artefact.Image) []byte {
 // client is a client of a machine with that role.
 func (l *lab) client(addr string, r role.Role) *client.Client {
 	l.t.Helper()
-	raw := must.Get(l.cluster.Talosconfig(r, addr))(l.t)
-	return l.clientWith(addr, raw)
+	return l.clientWith(addr, must.Get(l.cluster.Talosconfig(r, addr))(l.t))
 }
 
 func (l *lab) clientWith(addr string, talosconfig []byte) *client.Client {
@@ -432,9 +422,7 @@ func readFacts(ctx context.Context, c *client.Client) (nodeFacts, error) {
 	if r, err := get[*runtime.BootedEntry](ctx, c, runtime.NewBootedEntrySpec().Metadata()); err == nil {
 		f.entry = r.TypedSpec().BootedEntry
 	}
-	if r, err := get[*netres.HostnameStatus](ctx, c, netres.NewHostnameStatus(netres.NamespaceName, netres.HostnameID).Metadata()); err == nil {
-		f.hostname = r.TypedSpec().Hostname
-	}
+	f.hostname, _ = hostname(ctx, c)
 	if r, err := get[*cluster.Identity](ctx, c, cluster.NewIdentity(cluster.NamespaceName, cluster.LocalIdentity).Metadata()); err == nil {
 		f.identity = r.TypedSpec().NodeID
 	}
@@ -444,15 +432,22 @@ func readFacts(ctx context.Context, c *client.Client) (nodeFacts, error) {
 	return f, nil
 }
 
+// hostname is the name of the machine that answers.
+func hostname(ctx context.Context, c *client.Client) (string, error) {
+	r, err := get[*netres.HostnameStatus](ctx, c, netres.NewHostnameStatus(netres.NamespaceName, netres.HostnameID).Metadata())
+	if err != nil {
+		return "", err
+	}
+	return r.TypedSpec().Hostname, nil
+}
+
 func readFile(ctx context.Context, c *client.Client, path string) (string, error) {
 	r, err := c.Read(ctx, path)
 	if err != nil {
 		return "", err
 	}
+	defer r.Close()
 	b, err := io.ReadAll(r)
-	if cerr := r.Close(); err == nil {
-		err = cerr
-	}
 	return string(b), err
 }
 
@@ -462,10 +457,9 @@ func volumes(t *testing.T, c *client.Client) string {
 	all := must.Get(safe.StateListAll[*block.VolumeStatus](t.Context(), c.COSI))(t)
 	var lines []string
 	for v := range all.All() {
-		if v.TypedSpec().Type == block.VolumeTypeDirectory {
-			continue
+		if v.TypedSpec().Type != block.VolumeTypeDirectory {
+			lines = append(lines, fmt.Sprintf("%s %s %s", v.Metadata().ID(), v.TypedSpec().Phase, v.TypedSpec().Location))
 		}
-		lines = append(lines, fmt.Sprintf("%s %s %s", v.Metadata().ID(), v.TypedSpec().Phase, v.TypedSpec().Location))
 	}
 	slices.Sort(lines)
 	return strings.Join(lines, ", ")

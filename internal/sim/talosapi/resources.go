@@ -5,9 +5,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
+	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/cosi-project/runtime/pkg/resource"
 	"github.com/cosi-project/runtime/pkg/resource/meta"
@@ -17,7 +21,10 @@ import (
 	"github.com/cosi-project/runtime/pkg/state/impl/namespaced"
 	"github.com/cosi-project/runtime/pkg/state/registry"
 	"github.com/siderolabs/talos/pkg/machinery/config"
+	configtypes "github.com/siderolabs/talos/pkg/machinery/config/config"
+	"github.com/siderolabs/talos/pkg/machinery/constants"
 	"github.com/siderolabs/talos/pkg/machinery/extensions"
+	"github.com/siderolabs/talos/pkg/machinery/nethelpers"
 	"github.com/siderolabs/talos/pkg/machinery/resources/block"
 	"github.com/siderolabs/talos/pkg/machinery/resources/cluster"
 	configres "github.com/siderolabs/talos/pkg/machinery/resources/config"
@@ -31,6 +38,7 @@ import (
 	"go.yaml.in/yaml/v4"
 
 	"github.com/recast-sh/recast/internal/sim/artefact"
+	"github.com/recast-sh/recast/internal/sim/world"
 )
 
 // publishFacts publishes facts of the machine and its image that don't depend on the configuration.
@@ -69,7 +77,6 @@ func (b *boot) publishFacts(ctx context.Context) error {
 	return b.publishBlock(ctx)
 }
 
-// filled sets the specification of a new resource.
 func filled[S any, R interface {
 	resource.Resource
 	TypedSpec() *S
@@ -107,7 +114,7 @@ func layersOf(img artefact.Image) []*extensions.Layer {
 }
 
 // stage publishes the machine's stage; each unmet condition is "name" or "name: reason".
-func (b *boot) stage(ctx context.Context, s runtime.MachineStage, ready bool, unmet ...string) error {
+func (b *boot) stage(ctx context.Context, s runtime.MachineStage, ready bool, unmet ...string) {
 	var spec runtime.MachineStatusSpec
 	spec.Stage, spec.Status.Ready = s, ready
 	for _, u := range unmet {
@@ -115,14 +122,12 @@ func (b *boot) stage(ctx context.Context, s runtime.MachineStage, ready bool, un
 		spec.Status.UnmetConditions = append(spec.Status.UnmetConditions, runtime.UnmetCondition{Name: name, Reason: reason})
 	}
 	holding(&b.mu, func() { b.status = spec })
-	return b.refresh(ctx)
+	b.refresh(ctx)
 }
 
 // publishConfig publishes the active configuration, the stored configuration, and what follows from the active one.
 func (b *boot) publishConfig(ctx context.Context, active config.Provider) error {
-	b.mu.Lock()
-	nodeID, stored := b.nodeID, b.stored
-	b.mu.Unlock()
+	nodeID, stored := guarded(&b.mu, &b.nodeID), guarded(&b.mu, &b.stored)
 	configs := []resource.Resource{configres.NewMachineConfig(active)}
 	if stored != nil {
 		configs = append(configs, configres.NewMachineConfigWithID(stored, configres.PersistentID))
@@ -211,10 +216,7 @@ func (b *boot) nodename() string {
 
 // gone tells all hooks that this boot's node no longer answers.
 func (b *boot) gone() {
-	b.mu.Lock()
-	known := b.cfg != nil
-	b.mu.Unlock()
-	if known {
+	if b.config() != nil {
 		b.m.fw.hub.leave(b)
 	}
 	b.withdraw()
@@ -222,16 +224,13 @@ func (b *boot) gone() {
 
 // withdraw tells the kubelet hook that the node is down.
 func (b *boot) withdraw() {
-	b.mu.Lock()
-	node := b.node
-	b.node = ""
-	b.mu.Unlock()
+	var node string
+	holding(&b.mu, func() { node, b.node = b.node, "" })
 	if node != "" && b.m.fw.o.Kubelet != nil {
 		b.m.fw.o.Kubelet.NodeDown(node, b.m.hw.UUID)
 	}
 }
 
-// store holds the resources of one boot.
 type store struct {
 	st state.State
 	mu sync.Mutex // one writer at a time
@@ -320,7 +319,6 @@ func (s *store) put(ctx context.Context, r resource.Resource) error {
 	return s.st.Update(ctx, r)
 }
 
-// replace replaces all resources of a kind in a namespace by rs.
 func (s *store) replace(ctx context.Context, ns resource.Namespace, kind resource.Type, rs []resource.Resource) error {
 	if err := s.set(ctx, rs...); err != nil {
 		return err
@@ -421,3 +419,395 @@ var writtenSpecs = struct {
 	mu    sync.Mutex
 	found map[writtenKey]string
 }{found: map[writtenKey]string{}}
+
+// attachment is a machine's network attachment. It has one address, from the first of these sources that sets an
+// address: its configuration, its platform, DHCP. The zero value is not attached.
+type attachment struct {
+	link    string // "eth0", "eth0.42"
+	kind    string // of a virtual link: network.LinkKindVLAN, network.LinkKindBond
+	prefix  netip.Prefix
+	gateway netip.Addr
+	layer   network.ConfigLayer
+	asked   network.ConfigLayer // the layer that requested DHCP, which gave the address
+	duid    bool                // the DHCP request used a DUID
+}
+
+// addr returns the machine's address; invalid if it is not attached.
+func (m *machine) addr() netip.Addr { return m.attached().prefix.Addr() }
+
+func (m *machine) attached() attachment {
+	if a := m.net.Load(); a != nil {
+		return *a
+	}
+	return attachment{}
+}
+
+// attach determines the attachment with that image and configuration. cfg is nil in
+// maintenance mode, where only the cloud-init drive and DHCP count.
+func (m *machine) attach(image artefact.Image, cfg config.Provider) attachment {
+	if m.unplugged || len(m.hw.MACs) == 0 {
+		return attachment{}
+	}
+	if a, says := m.configuredAt(cfg); says {
+		return a
+	}
+	if a, says := m.platformAt(image); says {
+		return a
+	}
+	return m.leased(attachment{link: "eth0", asked: network.ConfigDefault})
+}
+
+// configuredAt returns the attachment in a configuration, in separate documents or in machine.network.
+func (m *machine) configuredAt(cfg config.Provider) (a attachment, says bool) {
+	if cfg == nil {
+		return a, false
+	}
+	for _, l := range cfg.NetworkCommonLinkConfigs() {
+		at := attachment{link: l.Name(), kind: kindOf(l), layer: network.ConfigMachineConfiguration}
+		for _, r := range l.Routes() {
+			if !r.Destination().IsPresent() {
+				at.gateway = r.Gateway().ValueOrZero()
+			}
+		}
+		for _, address := range l.Addresses() {
+			at.prefix = address.Address()
+			return at, true
+		}
+	}
+	if asked := cfg.NetworkDHCPv4Configs(); len(asked) > 0 {
+		d, kind := asked[0], ""
+		for _, l := range cfg.NetworkCommonLinkConfigs() {
+			if l.Name() == d.Name() {
+				kind = kindOf(l)
+			}
+		}
+		return m.leased(attachment{link: d.Name(), kind: kind, asked: network.ConfigMachineConfiguration, duid: d.ClientIdentifier() == nethelpers.ClientIdentifierDUID}), true
+	}
+	if cfg.Machine() == nil || cfg.Machine().Network() == nil {
+		return a, false
+	}
+	for _, d := range cfg.Machine().Network().Devices() {
+		if a, says = m.deviceAt(d); says {
+			return a, true
+		}
+	}
+	return a, false
+}
+
+// deviceAt returns the attachment by an interface of machine.network or one of its VLANs.
+func (m *machine) deviceAt(d configtypes.Device) (attachment, bool) {
+	link := d.Interface()
+	if link == "" { // by a selector
+		link = "eth0"
+	}
+	kind := ""
+	if d.Bond() != nil {
+		kind = network.LinkKindBond
+	}
+	if a, says := m.legacyAt(link, kind, d.Addresses(), d.Routes(), d.DHCP()); says {
+		return a, true
+	}
+	for _, v := range d.Vlans() {
+		if a, says := m.legacyAt(nethelpers.VLANLinkName(link, v.ID()), network.LinkKindVLAN, v.Addresses(), v.Routes(), v.DHCP()); says {
+			return a, true
+		}
+	}
+	return attachment{}, false
+}
+
+func (m *machine) legacyAt(link, kind string, addresses []string, routes []configtypes.Route, dhcp bool) (attachment, bool) {
+	a := attachment{link: link, kind: kind, layer: network.ConfigMachineConfiguration, asked: network.ConfigMachineConfiguration}
+	for _, r := range routes {
+		if r.Network() == "" || r.Network() == "0.0.0.0/0" {
+			a.gateway, _ = netip.ParseAddr(r.Gateway())
+		}
+	}
+	for _, address := range addresses {
+		if prefix, err := netip.ParsePrefix(address); err == nil {
+			a.prefix = prefix
+			return a, true
+		}
+	}
+	if dhcp {
+		return m.leased(a), true
+	}
+	return a, false
+}
+
+func kindOf(l configtypes.NetworkCommonLinkConfig) string {
+	switch l.(type) {
+	case configtypes.NetworkVLANConfig:
+		return network.LinkKindVLAN
+	case configtypes.NetworkBondConfig:
+		return network.LinkKindBond
+	}
+	return ""
+}
+
+// platformAt returns the attachment by the cloud-init drive, for an image of platform nocloud. A card that the drive
+// names gets no default DHCP operator (OperatorConfigController).
+func (m *machine) platformAt(image artefact.Image) (attachment, bool) {
+	for i := range m.hw.MACs {
+		said := m.hw.CloudInit[i]
+		if image.Platform != "nocloud" || said == "" {
+			continue
+		}
+		a := attachment{link: "eth" + strconv.Itoa(i), layer: network.ConfigPlatform, asked: network.ConfigPlatform}
+		for part := range strings.SplitSeq(said, ",") {
+			switch name, value, _ := strings.Cut(part, "="); {
+			case name == "ip" && value == "dhcp":
+				return m.leased(a), true
+			case name == "ip":
+				a.prefix, _ = netip.ParsePrefix(value)
+			case name == "gw":
+				a.gateway, _ = netip.ParseAddr(value)
+			}
+		}
+		return a, true
+	}
+	return attachment{}, false
+}
+
+// userData returns the machine configuration on a CD with cloud-init data, which an image of platform nocloud reads
+// before it would enter maintenance mode (controllers/config/acquire.go, platform/nocloud/nocloud.go, Configuration).
+// Proxmox's own drive begins with #cloud-config, which Talos ignores.
+func (m *machine) userData(image artefact.Image) (firstConfig, bool) {
+	if image.Platform != "nocloud" {
+		return firstConfig{}, false
+	}
+	for _, d := range m.devices() {
+		if raw, is := artefact.UserData(d.bytes()); is && d.CDROM {
+			_, err := parseConfig(raw)
+			return firstConfig{raw: raw}, err == nil
+		}
+	}
+	return firstConfig{}, false
+}
+
+// leased returns the attachment with the DHCP address of the link's card.
+func (m *machine) leased(a attachment) attachment {
+	card := 0
+	if n, ok := strings.CutPrefix(a.link, "eth"); ok {
+		n, _, _ = strings.Cut(n, ".")
+		card, _ = strconv.Atoi(n)
+	}
+	if card >= len(m.hw.MACs) {
+		return attachment{}
+	}
+	addr, ok := m.fw.o.Lease(m.hw.MACs[card])
+	if !ok {
+		return attachment{}
+	}
+	a.prefix, a.layer = netip.PrefixFrom(addr, m.fw.o.NetworkBits), network.ConfigOperator
+	return a
+}
+
+// publishNetwork publishes the machine's network: the loopback and its cards, which net.ifnames=0 numbers in the
+// kernel's order, the link with its address, and what follows from that.
+func (b *boot) publishNetwork(ctx context.Context) error {
+	links, at := b.links(), b.m.attached()
+	lo := netip.MustParsePrefix("127.0.0.1/8")
+	specs := []resource.Resource{addressSpec("lo", lo, nethelpers.ScopeHost, network.ConfigDefault)}
+	statuses := []resource.Resource{addressOn("lo", 1, lo, nethelpers.ScopeHost)}
+	var operators, routes, nodes []resource.Resource
+	if at.prefix.IsValid() {
+		index := uint32(len(links))
+		for _, l := range links {
+			if l.Metadata().ID() == at.link {
+				index = l.(*network.LinkStatus).TypedSpec().Index
+			}
+		}
+		specs = append(specs, addressSpec(at.link, at.prefix, nethelpers.ScopeGlobal, at.layer))
+		statuses = append(statuses, addressOn(at.link, index, at.prefix, nethelpers.ScopeGlobal))
+		routes = append(routes, route(network.RouteStatusSpec{ // to the same network
+			Family: familyOf(at.prefix.Addr()), Destination: at.prefix.Masked(), Source: at.prefix.Addr(),
+			OutLinkIndex: index, OutLinkName: at.link, Scope: nethelpers.ScopeLink, Protocol: nethelpers.ProtocolKernel,
+		}))
+		if at.gateway.IsValid() {
+			routes = append(routes, route(network.RouteStatusSpec{ // to everything else
+				Family: familyOf(at.gateway), Gateway: at.gateway, OutLinkIndex: index, OutLinkName: at.link,
+				Priority: network.DefaultRouteMetric, Scope: nethelpers.ScopeGlobal, Protocol: nethelpers.ProtocolStatic,
+			}))
+		}
+		if at.layer == network.ConfigOperator {
+			operators = append(operators, operatorOn(at))
+		}
+		for _, id := range []string{network.NodeAddressDefaultID, network.NodeAddressCurrentID, network.NodeAddressRoutedID} {
+			spec := network.NodeAddressSpec{Addresses: []netip.Prefix{at.prefix}}
+			nodes = append(nodes, filled(network.NewNodeAddress(network.NamespaceName, id), spec))
+		}
+	}
+	for _, all := range []struct {
+		kind resource.Type
+		rs   []resource.Resource
+	}{
+		{network.LinkStatusType, links},
+		{network.AddressSpecType, specs},
+		{network.AddressStatusType, statuses},
+		{network.OperatorSpecType, operators},
+		{network.RouteStatusType, routes},
+		{network.NodeAddressType, nodes},
+	} {
+		if err := b.store.replace(ctx, network.NamespaceName, all.kind, all.rs); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (b *boot) links() []resource.Resource {
+	rs := []resource.Resource{filled(network.NewLinkStatus(network.NamespaceName, "lo"), network.LinkStatusSpec{
+		Index: 1, Type: nethelpers.LinkLoopbck, MTU: 65536, OperationalState: nethelpers.OperStateUnknown,
+		Flags: nethelpers.LinkFlags(nethelpers.LinkUp | nethelpers.LinkLoopback | nethelpers.LinkRunning), LinkState: true,
+	})}
+	for i, mac := range b.m.hw.MACs {
+		hardware, _ := net.ParseMAC(mac) // empty if invalid
+		rs = append(rs, etherLink("eth"+strconv.Itoa(i), "virtio_net", "", len(rs), hardware))
+	}
+	if at := b.m.attached(); at.kind != "" && len(rs) > 1 {
+		rs = append(rs, etherLink(at.link, "", at.kind, len(rs), net.HardwareAddr(rs[1].(*network.LinkStatus).TypedSpec().HardwareAddr)))
+	}
+	return rs
+}
+
+// etherLink returns the resource of a card, or of a link that a configuration makes of cards; after is the number of
+// links before it.
+func etherLink(name, driver, kind string, after int, hardware net.HardwareAddr) resource.Resource {
+	spec := network.LinkStatusSpec{
+		Index: uint32(after + 1), Type: nethelpers.LinkEther, Kind: kind, MTU: 1500, OperationalState: nethelpers.OperStateUp, LinkState: true, Driver: driver,
+		Flags:        nethelpers.LinkFlags(nethelpers.LinkUp | nethelpers.LinkBroadcast | nethelpers.LinkRunning | nethelpers.LinkMulticast | nethelpers.LinkLowerUp),
+		HardwareAddr: nethelpers.HardwareAddr(hardware),
+	}
+	if kind == "" {
+		spec.PermanentAddr = spec.HardwareAddr
+	}
+	return filled(network.NewLinkStatus(network.NamespaceName, name), spec)
+}
+
+func addressSpec(link string, address netip.Prefix, scope nethelpers.Scope, layer network.ConfigLayer) resource.Resource {
+	spec := network.AddressSpecSpec{
+		Address: address, LinkName: link, Family: familyOf(address.Addr()), Scope: scope, ConfigLayer: layer,
+	}
+	if layer != network.ConfigOperator { // not the lease's
+		spec.Flags = nethelpers.AddressFlags(nethelpers.AddressPermanent)
+	}
+	return filled(network.NewAddressSpec(network.NamespaceName, network.AddressID(link, address)), spec)
+}
+
+func operatorOn(at attachment) resource.Resource {
+	spec := network.OperatorSpecSpec{
+		Operator: network.OperatorDHCP4, LinkName: at.link, RequireUp: true, ConfigLayer: at.asked,
+		DHCP4: network.DHCP4OperatorSpec{RouteMetric: network.DefaultRouteMetric},
+	}
+	switch {
+	case at.duid:
+		spec.DHCP4.ClientIdentifier.ClientIdentifier = nethelpers.ClientIdentifierDUID
+	case at.asked == network.ConfigDefault:
+		spec.DHCP4.ClientIdentifier.ClientIdentifier = nethelpers.ClientIdentifierMAC
+	}
+	return filled(network.NewOperatorSpec(network.NamespaceName, network.OperatorID(spec)), spec)
+}
+
+func familyOf(addr netip.Addr) nethelpers.Family {
+	if addr.Is6() {
+		return nethelpers.FamilyInet6
+	}
+	return nethelpers.FamilyInet4
+}
+
+func addressOn(link string, index uint32, address netip.Prefix, scope nethelpers.Scope) resource.Resource {
+	spec := network.AddressStatusSpec{
+		Address: address, Local: address.Addr(), LinkIndex: index, LinkName: link, Family: familyOf(address.Addr()), Scope: scope,
+	}
+	return filled(network.NewAddressStatus(network.NamespaceName, network.AddressID(link, address)), spec)
+}
+
+func route(spec network.RouteStatusSpec) resource.Resource {
+	spec.Table, spec.Type = nethelpers.TableMain, nethelpers.TypeUnicast
+	id := network.RouteID(spec.Table, spec.Family, spec.Destination, spec.Gateway, spec.Priority, spec.OutLinkName)
+	return filled(network.NewRouteStatus(network.NamespaceName, id), spec)
+}
+
+func (b *boot) nodeIP() resource.Resource {
+	r := k8s.NewNodeIP(k8s.NamespaceName, k8s.KubeletID)
+	if b.m.addr().IsValid() {
+		r.TypedSpec().Addresses = []netip.Addr{b.m.addr()}
+	}
+	return r
+}
+
+// silentNets are the networks for documentation (RFC 5737): no DNS server answers there. At every other address a DNS
+// server answers.
+var silentNets = []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24"), netip.MustParsePrefix("198.51.100.0/24"), netip.MustParsePrefix("203.0.113.0/24")}
+
+// publishResolvers publishes the DNS servers of a configuration, and what the host DNS cache
+// knows about them (controllers/network/resolver_config.go, dns_upstream.go).
+func (b *boot) publishResolvers(ctx context.Context, cfg config.Provider) error {
+	servers := []netip.Addr{netip.MustParseAddr(constants.DefaultPrimaryResolver), netip.MustParseAddr(constants.DefaultSecondaryResolver)}
+	if r := cfg.NetworkResolverConfig(); r != nil && len(r.Resolvers()) > 0 {
+		servers = nil
+		for _, s := range r.Resolvers() {
+			servers = append(servers, s.Addr)
+		}
+	}
+	status := network.NewResolverStatus(network.NamespaceName, network.ResolverID)
+	//lint:ignore SA1019 machines have it still
+	status.TypedSpec().DNSServers = servers
+	var upstreams []resource.Resource
+	for i, addr := range servers {
+		s := network.NameServerSpec{Addr: addr}
+		status.TypedSpec().NameServers = append(status.TypedSpec().NameServers, s)
+		if h := cfg.NetworkHostDNSConfig(); h == nil || !h.HostDNSEnabled() {
+			continue
+		}
+		u := network.NewDNSUpstream(fmt.Sprintf("#%03d %s %s", i, s.Protocol, addr))
+		u.TypedSpec().Value.Conn = network.NewDNSConn(nameServer{addr})
+		upstreams = append(upstreams, u)
+	}
+	if err := b.store.set(ctx, status); err != nil {
+		return err
+	}
+	return b.store.replace(ctx, network.NamespaceName, network.DNSUpstreamType, upstreams)
+}
+
+// nameServer is a connection to a DNS server.
+type nameServer struct{ addr netip.Addr }
+
+func (s nameServer) Addr() string { return net.JoinHostPort(s.addr.String(), "53") }
+
+func (s nameServer) Fails() uint32 {
+	if slices.ContainsFunc(silentNets, func(n netip.Prefix) bool { return n.Contains(s.addr) }) {
+		return 1
+	}
+	return 0
+}
+
+func (nameServer) Healthcheck()        {}
+func (nameServer) Close()              {}
+func (nameServer) Start(time.Duration) {}
+
+// agentExtension is the extension with the QEMU guest agent. Its service waits only for machined and its device, so the
+// service also runs in maintenance mode (guest-agents/qemu-guest-agent/qemu-guest-agent.yaml of siderolabs/extensions).
+const agentExtension = "qemu-guest-agent"
+
+// Agent answers as the QEMU guest agent of a machine if the running system has the agent.
+func (fw *Firmware) Agent(vmid int) ([]world.Interface, bool) {
+	fw.hub.mu.Lock()
+	defer fw.hub.mu.Unlock()
+	b := fw.hub.up[vmid]
+	if b == nil || !slices.ContainsFunc(b.med.image.Extensions, func(e artefact.Extension) bool { return e.Name == agentExtension }) {
+		return nil, false
+	}
+	list := []world.Interface{{Name: "lo", MAC: "00:00:00:00:00:00", Addresses: []string{"127.0.0.1/8"}}}
+	for i, mac := range b.m.hw.MACs {
+		card := world.Interface{Name: "eth" + strconv.Itoa(i), MAC: mac}
+		if at := b.m.attached(); card.Name == at.link {
+			card.Addresses = []string{at.prefix.String()}
+		}
+		list = append(list, card)
+	}
+	if at := b.m.attached(); at.kind != "" && len(list) > 1 {
+		list = append(list, world.Interface{Name: at.link, MAC: list[1].MAC, Addresses: []string{at.prefix.String()}})
+	}
+	return list, true
+}

@@ -1,17 +1,20 @@
 package talosapi
 
 import (
+	"bytes"
 	"context"
 	"crypto/tls"
 	stdx509 "crypto/x509"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/netip"
 	"path"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -22,21 +25,29 @@ import (
 	cosiserver "github.com/cosi-project/runtime/pkg/state/protobuf/server"
 	"github.com/siderolabs/crypto/x509"
 	clusterapi "github.com/siderolabs/talos/pkg/machinery/api/cluster"
+	"github.com/siderolabs/talos/pkg/machinery/api/common"
 	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
 	storageapi "github.com/siderolabs/talos/pkg/machinery/api/storage"
+	"github.com/siderolabs/talos/pkg/machinery/config"
 	"github.com/siderolabs/talos/pkg/machinery/constants"
 	"github.com/siderolabs/talos/pkg/machinery/resources/block"
 	"github.com/siderolabs/talos/pkg/machinery/resources/runtime"
 	"github.com/siderolabs/talos/pkg/machinery/resources/storage"
 	"github.com/siderolabs/talos/pkg/machinery/role"
+	"go.yaml.in/yaml/v4"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/encoding"
+	grpcproto "google.golang.org/grpc/encoding/proto"
+	"google.golang.org/grpc/mem"
 	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/peer"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/encoding/protowire"
+	"google.golang.org/protobuf/proto"
 
-	"github.com/recast-sh/recast/internal/sim/directgrpc"
 	"github.com/recast-sh/recast/internal/sim/network"
 	"github.com/recast-sh/recast/internal/sim/record"
 )
@@ -44,19 +55,10 @@ import (
 // certificateLife exceeds the life of any lab.
 const certificateLife = 24 * 365 * time.Hour
 
-// api is a running apid.
 type api struct {
 	grpc  *grpc.Server
 	proxy *proxy // nil in maintenance mode
 	done  chan struct{}
-	// direct is the same server for clients that bypass the wire.
-	direct *directgrpc.Server
-}
-
-// RegisterService implements grpc.ServiceRegistrar.
-func (a *api) RegisterService(desc *grpc.ServiceDesc, srv any) {
-	a.grpc.RegisterService(desc, srv)
-	a.direct.RegisterService(desc, srv)
 }
 
 // startAPI serves the machine's API until stopAPI. In maintenance mode nothing is forwarded to other
@@ -74,19 +76,17 @@ func (b *boot) startAPI(ctx context.Context, conf, client *tls.Config, maintenan
 		grpc.Creds(credentials.NewTLS(conf)), grpc.WaitForHandlers(true), grpc.ForceServerCodecV2(newCodec()),
 		grpc.UnaryInterceptor(g.unary), grpc.StreamInterceptor(g.stream), grpc.UnknownServiceHandler(unknownService),
 	)}
-	a.direct = directgrpc.NewServer(ctx, conf, g.unary, g.stream)
-	machineapi.RegisterMachineServiceServer(a, &machineService{boot: b, maintenance: maintenance})
+	machineapi.RegisterMachineServiceServer(a.grpc, &machineService{boot: b, maintenance: maintenance})
 	if b.release().lifecycle {
-		machineapi.RegisterImageServiceServer(a, &imageService{boot: b})
-		machineapi.RegisterLifecycleServiceServer(a, &lifecycleService{boot: b})
+		machineapi.RegisterImageServiceServer(a.grpc, &imageService{boot: b})
+		machineapi.RegisterLifecycleServiceServer(a.grpc, &lifecycleService{boot: b})
 	}
 	if !maintenance {
-		clusterapi.RegisterClusterServiceServer(a, &clusterService{machine: &machineService{boot: b}, proxy: g.proxy})
+		clusterapi.RegisterClusterServiceServer(a.grpc, &clusterService{machine: &machineService{boot: b}, proxy: g.proxy})
 	}
-	storageapi.RegisterStorageServiceServer(a, &storageService{boot: b})
-	cosi.RegisterStateServer(a, cosiserver.NewState(served{state.Filter(b.store.st, b.rule)}))
+	storageapi.RegisterStorageServiceServer(a.grpc, &storageService{boot: b})
+	cosi.RegisterStateServer(a.grpc, cosiserver.NewState(served{state.Filter(b.store.st, b.rule)}))
 	holding(&b.mu, func() { b.api = a })
-	b.m.fw.o.Network.Open(ctx, l.Addr().String(), func() (network.Door, bool) { return a.direct.Door(), !b.m.silent("", "") })
 	go func() {
 		defer close(a.done)
 		_ = a.grpc.Serve(&muteListener{Listener: l, m: b.m}) // its end by stopAPI is no error
@@ -106,17 +106,13 @@ func (b *boot) listen(ctx context.Context) (net.Listener, error) {
 
 // stopAPI closes every connection and waits for the running calls to end.
 func (b *boot) stopAPI() {
-	b.mu.Lock()
-	a := b.api
-	b.api = nil
-	b.mu.Unlock()
-	if a == nil {
+	var a *api
+	if holding(&b.mu, func() { a, b.api = b.api, nil }); a == nil {
 		return
 	}
 	if a.proxy != nil {
 		a.proxy.close()
 	}
-	a.direct.Stop()
 	a.grpc.Stop()
 	<-a.done
 }
@@ -375,23 +371,21 @@ func (b *boot) rule(ctx context.Context, access state.Access) error {
 	if !access.Verb.Readonly() {
 		return status.Error(codes.PermissionDenied, "write access is not allowed")
 	}
-	known := func(kind resource.Type, id resource.ID) (resource.Resource, error) {
-		return b.store.st.Get(ctx, resource.NewMetadata(meta.NamespaceName, kind, id, resource.VersionUndefined))
+	known := func(kind resource.Type, id resource.ID, what, name string) (resource.Resource, error) {
+		r, err := b.store.st.Get(ctx, resource.NewMetadata(meta.NamespaceName, kind, id, resource.VersionUndefined))
+		if state.IsNotFoundError(err) {
+			err = status.Errorf(codes.PermissionDenied, "%s %q is not supported", what, name)
+		}
+		return r, err
 	}
-	kind, err := known(meta.ResourceDefinitionType, strings.ToLower(access.ResourceType))
+	kind, err := known(meta.ResourceDefinitionType, strings.ToLower(access.ResourceType), "resource type", access.ResourceType)
 	switch {
-	case state.IsNotFoundError(err):
-		return status.Errorf(codes.PermissionDenied, "resource type %q is not supported", access.ResourceType)
 	case err != nil:
 		return err
 	case kind.(*meta.ResourceDefinition).TypedSpec().Sensitivity == meta.Sensitive && !roles(ctx).Includes(role.Admin):
 		return status.Error(codes.PermissionDenied, "not authorized")
 	}
-	_, err = known(meta.NamespaceType, access.ResourceNamespace)
-	switch {
-	case state.IsNotFoundError(err):
-		return status.Errorf(codes.PermissionDenied, "namespace %q is not supported", access.ResourceNamespace)
-	case err != nil:
+	if _, err = known(meta.NamespaceType, access.ResourceNamespace, "namespace", access.ResourceNamespace); err != nil {
 		return err
 	}
 	if err := b.m.hang(ctx, stateService+verbs[access.Verb], access.ResourceType); err != nil {
@@ -402,4 +396,492 @@ func (b *boot) rule(ctx context.Context, access state.Access) error {
 		return b.publishBlock(ctx)
 	}
 	return nil
+}
+
+// proxy is the part of apid that forwards calls to other machines (internal/app/apid/pkg/{director,backend}).
+type proxy struct {
+	boot   *boot
+	client *tls.Config // nil on a worker, which has no client certificate and forwards nothing
+	dialer *network.Dialer
+
+	mu    sync.Mutex
+	conns map[string]*grpc.ClientConn // by target
+}
+
+func newProxy(b *boot, client *tls.Config) *proxy {
+	return &proxy{boot: b, client: client, dialer: b.m.fw.o.Network.Dialer(), conns: map[string]*grpc.ClientConn{}}
+}
+
+func (p *proxy) close() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, c := range p.conns {
+		_ = c.Close() // its calls fail
+	}
+}
+
+// route returns the targets of a call: none (this machine), one machine, or several machines whose answers are
+// joined. A nil proxy forwards nothing.
+func (p *proxy) route(ctx context.Context, method string) (targets []string, many bool, err error) {
+	md, _ := metadata.FromIncomingContext(ctx)
+	if p == nil || len(md["proxyfrom"]) > 0 {
+		return nil, false, nil
+	}
+	one, several := md["node"], md["nodes"]
+	if one != nil && len(one) != 1 {
+		return nil, false, status.Error(codes.InvalidArgument, "node metadata must be single-valued")
+	}
+	if p.client == nil {
+		if one != nil && p.local(one[0]) {
+			one = nil
+		}
+		if len(several) == 1 && p.local(several[0]) {
+			several = nil
+		}
+	}
+	switch {
+	case several == nil && one == nil:
+		return nil, false, nil
+	case several != nil && !slices.ContainsFunc(joinable, func(s string) bool { return strings.HasPrefix(method, s) }):
+		return nil, false, status.Errorf(codes.InvalidArgument, "one-2-many proxying is not supported for method %s", method)
+	case p.client == nil:
+		return nil, false, status.Error(codes.PermissionDenied, "no request forwarding")
+	case several != nil:
+		return several, true, nil
+	}
+	return one, false, nil
+}
+
+// joinable are the services whose answers can be joined.
+var joinable = []string{
+	"/machine.MachineService/", "/cluster.ClusterService/", "/inspect.InspectService/", "/storage.StorageService/", "/time.TimeService/",
+}
+
+func (p *proxy) local(target string) bool {
+	return target == p.boot.m.addr().String() || p.boot.config() != nil && target == p.boot.hostname()
+}
+
+// connect returns a connection to a machine's apid, and a context with the caller's identity.
+func (p *proxy) connect(ctx context.Context, target string) (context.Context, *grpc.ClientConn, error) {
+	md := metadata.MD{}
+	if rs := roles(ctx).Strings(); len(rs) > 0 {
+		md.Set(constants.APIAuthzRoleMetadataKey, rs...)
+	}
+	md.Set("proxyfrom", p.boot.m.addr().String())
+	ctx = metadata.NewOutgoingContext(ctx, md)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if c, ok := p.conns[target]; ok {
+		return ctx, c, nil
+	}
+	addr, err := p.resolve(target)
+	if err != nil {
+		return nil, nil, status.Error(codes.Internal, err.Error())
+	}
+	conf := p.client.Clone()
+	conf.ServerName = addr.String()
+	c, err := grpc.NewClient("passthrough:///"+net.JoinHostPort(addr.String(), strconv.Itoa(apiPort)),
+		grpc.WithContextDialer(func(ctx context.Context, at string) (net.Conn, error) { return p.dialer.DialContext(ctx, "tcp", at) }),
+		grpc.WithTransportCredentials(credentials.NewTLS(conf)), grpc.WithConnectParams(p.patience()),
+		grpc.WithDefaultCallOptions(grpc.ForceCodecV2(newCodec()), grpc.MaxCallRecvMsgSize(constants.GRPCMaxMessageSize)))
+	if err != nil {
+		return nil, nil, status.Error(codes.Internal, err.Error())
+	}
+	p.conns[target] = c
+	return ctx, c, nil
+}
+
+// patience returns the parameters of apid's backoff after a failed connection to a machine.
+func (p *proxy) patience() grpc.ConnectParams {
+	params := grpc.ConnectParams{Backoff: backoff.DefaultConfig, MinConnectTimeout: p.boot.m.fw.scaled(20 * time.Second)}
+	params.Backoff.BaseDelay, params.Backoff.MaxDelay = p.boot.m.fw.scaled(params.Backoff.BaseDelay), p.boot.m.fw.scaled(15*time.Second)
+	return params
+}
+
+// resolve finds a machine by its address, or by its name among the cluster's members.
+func (p *proxy) resolve(target string) (netip.Addr, error) {
+	if addr, err := netip.ParseAddr(target); err == nil {
+		return addr, nil
+	}
+	specs, _, _ := p.boot.m.fw.hub.members(discoveryOf(p.boot.config()))
+	for _, spec := range specs {
+		if len(spec.Addresses) > 0 && (target == spec.Hostname || target == spec.Nodename) {
+			return spec.Addresses[0], nil
+		}
+	}
+	return netip.Addr{}, fmt.Errorf("invalid target %q", target)
+}
+
+// unary forwards a call and returns the answer unchanged, or all answers joined.
+func (p *proxy) unary(ctx context.Context, method string, req any, targets []string, many bool) (*frame, error) {
+	if !many {
+		return p.invoke(ctx, method, req, targets[0])
+	}
+	answers := make([]*frame, len(targets))
+	var calls sync.WaitGroup
+	for i, target := range targets {
+		calls.Go(func() {
+			answer, err := p.invoke(ctx, method, req, target)
+			if err == nil {
+				answer, err = answer.from(target)
+			}
+			if err != nil {
+				answer = failed(target, err, false)
+			}
+			answers[i] = answer
+		})
+	}
+	calls.Wait()
+	joined := &frame{}
+	for _, a := range answers {
+		joined.raw = append(joined.raw, a.raw...)
+	}
+	return joined, nil
+}
+
+func (p *proxy) invoke(ctx context.Context, method string, req any, target string) (*frame, error) {
+	ctx, conn, err := p.connect(ctx, target)
+	if err != nil {
+		return nil, err
+	}
+	answer := &frame{}
+	return answer, conn.Invoke(ctx, method, req, answer)
+}
+
+// stream forwards a streaming call. Answers of several machines are sent as they come.
+func (p *proxy) stream(method string, ss grpc.ServerStream, targets []string, many bool) error {
+	if !many {
+		return p.pump(method, ss, targets[0], ss.SendMsg)
+	}
+	var first frame
+	if err := ss.RecvMsg(&first); err != nil {
+		return err
+	}
+	var sending sync.Mutex
+	send := func(f *frame) error {
+		sending.Lock()
+		defer sending.Unlock()
+		return ss.SendMsg(f)
+	}
+	var calls sync.WaitGroup
+	for _, target := range targets {
+		calls.Go(func() {
+			err := p.pump(method, &replay{ServerStream: ss, first: &first}, target, func(m any) error {
+				f, _ := m.(*frame)
+				return send(f.named(target))
+			})
+			if err != nil {
+				_ = send(failed(target, err, true)) // the caller may be gone
+			}
+		})
+	}
+	calls.Wait()
+	return nil
+}
+
+// replay is a server stream whose single message is sent to several machines.
+type replay struct {
+	grpc.ServerStream
+	first *frame
+	done  bool
+}
+
+func (r *replay) RecvMsg(m any) error {
+	f, ok := m.(*frame)
+	if !ok || r.done {
+		return io.EOF
+	}
+	f.raw, r.done = r.first.raw, true
+	return nil
+}
+
+// pump copies messages in both directions until the other machine has answered.
+func (p *proxy) pump(method string, ss grpc.ServerStream, target string, send func(any) error) error {
+	ctx, cancel := context.WithCancel(ss.Context())
+	defer cancel()
+	ctx, conn, err := p.connect(ctx, target)
+	if err != nil {
+		return err
+	}
+	cs, err := conn.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true, ClientStreams: true}, method)
+	if err != nil {
+		return err
+	}
+	go func() { // ends with the call, whose handler's return ends RecvMsg
+		for {
+			var f frame
+			switch err := ss.RecvMsg(&f); {
+			case errors.Is(err, io.EOF):
+				_ = cs.CloseSend()
+				return
+			case err != nil:
+				cancel()
+				return
+			}
+			if cs.SendMsg(&f) != nil {
+				return // the answer has the reason
+			}
+		}
+	}()
+	for {
+		var f frame
+		switch err := cs.RecvMsg(&f); {
+		case errors.Is(err, io.EOF):
+			return nil
+		case err != nil:
+			return err
+		}
+		if err := send(&f); err != nil {
+			return err
+		}
+	}
+}
+
+// frame is a message that is forwarded unchanged.
+type frame struct{ raw []byte }
+
+// codec is gRPC's codec, but passes frames through.
+type codec struct{ encoding.CodecV2 }
+
+func newCodec() codec { return codec{encoding.GetCodecV2(grpcproto.Name)} }
+
+func (c codec) Marshal(v any) (mem.BufferSlice, error) {
+	if f, ok := v.(*frame); ok {
+		return mem.BufferSlice{mem.SliceBuffer(f.raw)}, nil
+	}
+	return c.CodecV2.Marshal(v)
+}
+
+func (c codec) Unmarshal(data mem.BufferSlice, v any) error {
+	if f, ok := v.(*frame); ok {
+		f.raw = data.Materialize()
+		return nil
+	}
+	return c.CodecV2.Unmarshal(data, v)
+}
+
+// from adds the machine's name to the one message of an answer: every response of the API
+// that can be joined has messages as field 1, whose field 1 is the metadata.
+func (f *frame) from(target string) (*frame, error) {
+	field, kind, n := protowire.ConsumeTag(f.raw)
+	if n < 0 || field != 1 || kind != protowire.BytesType {
+		return nil, fmt.Errorf("unexpected message format: %d", field)
+	}
+	_, m := protowire.ConsumeVarint(f.raw[n:]) // its length
+	if m < 0 {
+		return nil, protowire.ParseError(m)
+	}
+	message := (&frame{raw: f.raw[n+m:]}).named(target)
+	return &frame{raw: protowire.AppendBytes(protowire.AppendTag(nil, 1, protowire.BytesType), message.raw)}, nil
+}
+
+// named returns a message of a stream with its machine's name.
+func (f *frame) named(target string) *frame {
+	//lint:ignore SA1019 answers are joined by it
+	return &frame{raw: append(f.raw[:len(f.raw):len(f.raw)], marshal(&common.Empty{Metadata: &common.Metadata{Hostname: target}})...)}
+}
+
+// failed returns the answer that stands for a machine that did not answer.
+func failed(target string, err error, stream bool) *frame {
+	//lint:ignore SA1019 answers are joined by it
+	e := &common.Empty{Metadata: &common.Metadata{Hostname: target, Error: err.Error(), Status: status.Convert(err).Proto()}}
+	if stream {
+		return &frame{raw: marshal(e)}
+	}
+	return &frame{raw: marshal(&common.EmptyResponse{Messages: []*common.Empty{e}})}
+}
+
+func marshal(m proto.Message) []byte {
+	b, _ := proto.Marshal(m) // our strings are valid
+	return b
+}
+
+// release holds the visible differences between minor releases of Talos.
+type release struct {
+	contract *config.VersionContract
+	// bareMaintenance: maintenance mode is a separate service with few methods (internal/app/maintenance), and not apid.
+	bareMaintenance bool
+	lifecycle       bool // has LifecycleService and ImageService
+	rebootApplies   bool // a configured machine accepts a configuration with mode REBOOT
+	patientPull     bool // its image API retries like Talos' own pulls, unless the image does not exist
+	keepsDefault    bool // its installer keeps the default boot entry instead of the running one
+	// lacks are the kinds of resources, documents the kinds of documents of a machine configuration, and volumes the
+	// names in a VolumeConfig that came with a later release.
+	lacks     []resource.Type
+	documents [][]string
+	fields    [][]string // of documents that it knows
+	volumes   []string
+	// unprobed are the filesystems that the release's probes don't detect (go-blockdevice, blkid/internal/chain:
+	// btrfs since 2.0.30 of Talos 1.13.5, md since 2.0.32 of 1.14).
+	unprobed []string
+}
+
+// releases are the releases that the lab simulates, in order.
+var releases = []release{
+	{
+		contract: config.TalosVersion1_12, bareMaintenance: true, rebootApplies: true, patientPull: true, keepsDefault: true,
+		lacks: sinceFourteen, documents: documentsSince, fields: fieldsSince, volumes: volumesSinceFourteen, unprobed: []string{"btrfs", "linux_raid_member"},
+	},
+	{
+		contract: config.TalosVersion1_13, lifecycle: true, rebootApplies: true, patientPull: true, keepsDefault: true,
+		lacks: sinceFourteen, documents: documentsSince[1:], fields: fieldsSince[1:], volumes: volumesSinceFourteen, unprobed: []string{"linux_raid_member"},
+	},
+	{contract: config.TalosVersion1_14, lifecycle: true},
+}
+
+// The simulated additions of 1.14 (CHANGELOG.md, 1.14.0-alpha.2 and beta.0; volume_config.go of 1.13 and 1.14).
+var (
+	sinceFourteen        = []resource.Type{runtime.BootIDType, runtime.ImageFactorySchematicType, runtime.UnattendedInstallStatusType, storage.LVMPhysicalVolumeStatusType}
+	volumesSinceFourteen = []string{labelEtcd, "CRI", "KUBELET", "LOG"}
+)
+
+// releaseOf returns the release of a version: the first release for older versions, the last release for newer or
+// invalid versions.
+func releaseOf(version string) release {
+	c, err := config.ParseContractFromVersion(version)
+	if err != nil {
+		return releases[len(releases)-1]
+	}
+	for _, r := range releases {
+		if !c.Greater(r.contract) {
+			return r
+		}
+	}
+	return releases[len(releases)-1]
+}
+
+func (b *boot) release() release { return releaseOf(b.med.image.TalosVersion) }
+
+func (r release) kinds(all []*meta.ResourceDefinition) []*meta.ResourceDefinition {
+	return slices.DeleteFunc(slices.Clone(all), func(rd *meta.ResourceDefinition) bool {
+		return slices.Contains(r.lacks, rd.TypedSpec().Type)
+	})
+}
+
+// maintained returns the answer of a separate maintenance service to methods that the service lacks, or refuses to
+// callers from the network (assertAdminRole in its server.go).
+func (r release) maintained(method string) error {
+	service, name := path.Split(strings.TrimPrefix(method, "/"))
+	switch {
+	case !r.bareMaintenance, service == "cosi.resource.State/", service == "storage.StorageService/", name == "ApplyConfiguration":
+		return nil
+	case service != "machine.MachineService/":
+		return status.Errorf(codes.Unimplemented, "unknown service %s", path.Clean(service))
+	case slices.Contains([]string{"Version", "Upgrade", "Reset", "MetaWrite", "MetaDelete"}, name):
+		return status.Error(codes.Unimplemented, "API is not implemented in maintenance mode")
+	case name == "GenerateClientConfiguration":
+		return status.Error(codes.Unimplemented, "client configuration (talosconfig) can't be generated in the maintenance mode")
+	}
+	return status.Errorf(codes.Unimplemented, "method %s not implemented", name)
+}
+
+// badMode returns the error for a mode of ApplyConfiguration that the release refuses, nil if the release accepts the
+// mode. A separate maintenance service checks the mode first; apid checks the mode after the configuration.
+func (r release) badMode(mode machineapi.ApplyConfigurationRequest_Mode, maintenance bool) error {
+	//lint:ignore SA1019 REBOOT is the zero value, and what Talos knew before 1.14
+	const reboot = machineapi.ApplyConfigurationRequest_REBOOT
+	const auto, try = machineapi.ApplyConfigurationRequest_AUTO, machineapi.ApplyConfigurationRequest_TRY
+	_, known := machineapi.ApplyConfigurationRequest_Mode_name[int32(mode)]
+	const incorrect = "incorrect mode '%s' specified for the apply config call"
+	switch {
+	case maintenance && r.bareMaintenance && mode != reboot && mode != auto && mode != try:
+		return status.Errorf(codes.Unimplemented, "apply configuration --mode='%s' is not supported in maintenance mode", strings.ReplaceAll(strings.ToLower(mode.String()), "_", "-"))
+	case mode == reboot && !maintenance && !r.rebootApplies:
+		return status.Error(codes.Unimplemented, "the REBOOT mode is not supported, please use AUTO or NO_REBOOT modes instead")
+	case !known && r.rebootApplies:
+		return fmt.Errorf(incorrect, mode)
+	case !known:
+		return status.Errorf(codes.InvalidArgument, incorrect, mode)
+	}
+	return nil
+}
+
+// fourteen reports whether the release is 1.14 or later.
+func (r release) fourteen() bool { return len(r.lacks) == 0 }
+
+// documentsSince are the kinds of configuration documents that 1.13 and 1.14 added: the kinds registered by their
+// decoders (registry.Register in pkg/machinery/config/types) but not by the decoder of the previous minor release.
+var documentsSince = [][]string{
+	{
+		"BlackholeRouteConfig", "EnvironmentConfig", "ExternalVolumeConfig", "ImageVerificationConfig", "KubeSpanConfig",
+		"RoutingRuleConfig", "TCPProbeConfig", "VRFConfig",
+	},
+	{
+		"BGPInstanceConfig", "CRIBaseRuntimeSpecConfig", "CRICustomizationConfig", "ContainerConfig", "DiscoveryIdentityConfig",
+		"DiscoveryServiceConfig", "EtcFileConfig", "FilesystemScrubConfig", "FilesystemTrimConfig", "HTTPProbeConfig", "ImageCacheConfig",
+		"KernelModuleConfig", "KubeAPIServerCAConfig", "KubeAPIServerConfig", "KubeAdmissionControlConfig", "KubeAggregatorCAConfig",
+		"KubeAuditPolicyConfig", "KubeAuthenticationConfig", "KubeAuthorizerConfig", "KubeClusterConfig", "KubeControllerManagerConfig",
+		"KubeCoreDNSConfig", "KubeCredentialProviderConfig", "KubeEtcdEncryptionConfig", "KubeExternalManifestConfig",
+		"KubeFlannelCNIConfig", "KubeInlineManifestConfig", "KubeNetworkConfig", "KubeNodeConfig", "KubePrismConfig", "KubeProxyConfig",
+		"KubeSchedulerConfig", "KubeServiceAccountConfig", "KubeStaticPodConfig", "KubeTalosAPIAccessConfig", "KubeletConfig",
+		"LVMLogicalVolumeConfig", "LVMVolumeGroupConfig", "RAIDArrayConfig", "SecurityProfileConfig", "SysctlConfig", "SysfsConfig",
+		"UdevRulesConfig", "UnattendedInstallConfig", "VethConfig",
+	},
+}
+
+// fieldsSince are the fields that 1.13 and 1.14 added to existing kinds of documents, as the structs of these kinds
+// have them (yaml tags in pkg/machinery/config/types).
+var fieldsSince = [][]string{
+	{" cluster.network.cni.flannel.kubeNetworkPoliciesEnabled", "ExistingVolumeConfig mount.secure", "UserVolumeConfig mount", "VolumeConfig mount"},
+	{
+		"DHCPv4Config ignoreRoutes", "ExistingVolumeConfig scrub", "ExistingVolumeConfig trim", "RawVolumeConfig encryption.allowDiscards", "ResolverConfig hostDNS",
+		"SwapVolumeConfig encryption.allowDiscards", "TimeSyncConfig ntp.useNTS", "UserVolumeConfig encryption.allowDiscards", "UserVolumeConfig filesystem.xfs",
+		"UserVolumeConfig scrub", "UserVolumeConfig trim", "VolumeConfig encryption.allowDiscards", "VolumeConfig filesystem", "VolumeConfig scrub", "VolumeConfig trim",
+	},
+}
+
+// unknownField returns a field of a document that came with a later release; "" if the document has no such field.
+func (r release) unknownField(kind string, node *yaml.Node) string {
+	for _, field := range slices.Concat(r.fields...) {
+		of, path, _ := strings.Cut(field, " ")
+		at := node.Content[0]
+		for key := range strings.SplitSeq(path, ".") {
+			at = valueOf(at, key)
+		}
+		if of == kind && at != nil {
+			return path
+		}
+	}
+	return ""
+}
+
+// valueOf returns the value of a key; nil if the node is no mapping, or lacks the key.
+func valueOf(node *yaml.Node, key string) *yaml.Node {
+	if node == nil || node.Kind != yaml.MappingNode {
+		return nil
+	}
+	for i := 0; i+1 < len(node.Content); i += 2 {
+		if node.Content[i].Value == key {
+			return node.Content[i+1]
+		}
+	}
+	return nil
+}
+
+// takes refuses a configuration with kinds, fields or volumes of a later release, with the errors
+// of the release's decoder and of its VolumeConfig.
+func (r release) takes(raw []byte) error {
+	for dec := yaml.NewDecoder(bytes.NewReader(raw)); ; {
+		var node yaml.Node
+		if err := dec.Decode(&node); errors.Is(err, io.EOF) || err != nil {
+			return nil //nolint:nilerr // invalid YAML was refused before
+		}
+		var doc struct {
+			APIVersion string `yaml:"apiVersion"`
+			Kind, Name string
+		}
+		if len(node.Content) != 1 || node.Decode(&doc) != nil {
+			continue
+		}
+		switch {
+		case slices.ContainsFunc(r.documents, func(kinds []string) bool { return slices.Contains(kinds, doc.Kind) }):
+			return fmt.Errorf("error decoding document %s/%s/%s (line %d): %q %q: not registered",
+				doc.APIVersion, doc.Kind, doc.Name, node.Content[0].Line, doc.Kind, doc.APIVersion)
+		case r.unknownField(doc.Kind, &node) != "":
+			return fmt.Errorf("error decoding document %s/%s/%s (line %d): unknown keys: %s",
+				doc.APIVersion, doc.Kind, doc.Name, node.Content[0].Line, r.unknownField(doc.Kind, &node))
+		case doc.Kind == "VolumeConfig" && slices.Contains(r.volumes, doc.Name):
+			return fmt.Errorf("only %q volumes are supported", []string{labelState, labelEphemeral, "IMAGECACHE"})
+		}
+	}
 }

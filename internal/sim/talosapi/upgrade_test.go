@@ -3,6 +3,7 @@ package talosapi_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"strings"
@@ -11,6 +12,7 @@ import (
 	"time"
 	"unicode/utf16"
 
+	"github.com/google/go-cmp/cmp"
 	"github.com/siderolabs/talos/pkg/machinery/api/common"
 	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
 	"github.com/siderolabs/talos/pkg/machinery/client"
@@ -30,16 +32,13 @@ func criSystem() *common.ContainerdInstance {
 
 func pull(ctx context.Context, c *client.Client, ref string) error {
 	s, err := c.ImageClient.Pull(ctx, &machineapi.ImageServicePullRequest{Containerd: criSystem(), ImageRef: ref})
-	if err != nil {
-		return err
+	for err == nil {
+		_, err = s.Recv()
 	}
-	for {
-		if _, err := s.Recv(); errors.Is(err, io.EOF) {
-			return nil
-		} else if err != nil {
-			return err
-		}
+	if errors.Is(err, io.EOF) {
+		return nil
 	}
+	return err
 }
 
 // install runs a pulled installer and returns its exit code.
@@ -47,22 +46,18 @@ func install(ctx context.Context, c *client.Client, ref string) (code int32, err
 	s, err := c.LifecycleClient.Upgrade(ctx, &machineapi.LifecycleServiceUpgradeRequest{
 		Containerd: criSystem(), Source: &machineapi.InstallArtifactsSource{ImageName: ref},
 	})
-	if err != nil {
-		return 0, err
-	}
 	code = -1
-	for {
-		m, err := s.Recv()
-		if errors.Is(err, io.EOF) {
-			return code, nil
-		}
-		if err != nil {
-			return code, err
-		}
+	for err == nil {
+		var m *machineapi.LifecycleServiceUpgradeResponse
+		m, err = s.Recv()
 		if exit, ok := m.GetProgress().GetResponse().(*machineapi.LifecycleServiceInstallProgress_ExitCode); ok {
 			code = exit.ExitCode
 		}
 	}
+	if errors.Is(err, io.EOF) {
+		return code, nil
+	}
+	return code, err
 }
 
 func legacy(ctx context.Context, c *client.Client, ref string) (*machineapi.UpgradeResponse, error) {
@@ -105,8 +100,14 @@ func efi(b *box) string {
 // mustInstall pulls and installs ref.
 func mustInstall(t *testing.T, c *client.Client, ref string) {
 	t.Helper()
+	installs(t, c, ref, 0)
+}
+
+// installs pulls ref, and runs its installer, which ends with that exit code.
+func installs(t *testing.T, c *client.Client, ref string, want int32) {
+	t.Helper()
 	must.Do(t, pull(t.Context(), c, ref))
-	if code, err := install(t.Context(), c, ref); err != nil || code != 0 {
+	if code, err := install(t.Context(), c, ref); err != nil || code != want {
 		t.Fatalf("exit code %d, err = %v", code, err)
 	}
 }
@@ -138,18 +139,14 @@ func TestUpgradeByLifecycleService(t *testing.T) {
 	inLab(t, func(t *testing.T, l *lab) {
 		b, c := l.node(image("old"))
 		old := facts(t, c)
-		_, err := install(t.Context(), c, newRef)
-		requireError(t, "an image that was never pulled", err, codes.Internal, "not found in containerd store")
+		requireError(t, "an image that was never pulled", must.Err(install(t.Context(), c, newRef)), codes.Internal, "not found in containerd store")
 		mustInstall(t, c, newRef)
-		if now := facts(t, c); now != old {
-			t.Errorf("installed but not rebooted: %+v, before: %+v", now, old)
-		}
+		must.Equal(t, "installed but not rebooted", old, facts(t, c), cmp.AllowUnexported(nodeFacts{}))
 		want(t, "next entry", nextEntry(t, c), "Talos-v1.13.9~1.efi")
 		want(t, "disk", efi(b), `EFI boots Talos-v1.13.9~1.efi of Talos-v1.13.9.efi Talos-v1.13.9~1.efi META {"Upgrade":"Talos-v1.13.9.efi"}`)
 		now := l.reboot(c, func() error { return c.Reboot(t.Context()) })
-		if now.schematic != "schematic-new" || now.entry != "Talos-v1.13.9~1.efi" || !strings.Contains(now.cmdline, "lock=sha256-new") || now.identity != old.identity {
-			t.Errorf("after the reboot: %+v", now)
-		}
+		must.Contain(t, "kernel arguments", now.cmdline, "lock=sha256-new")
+		must.Equal(t, "after the reboot", []string{"schematic-new", "Talos-v1.13.9~1.efi", old.identity}, []string{now.schematic, now.entry, now.identity})
 		want(t, "disk", efi(b), `EFI boots Talos-v1.13.9~1.efi of Talos-v1.13.9.efi Talos-v1.13.9~1.efi META`)
 		must.Equal(t, "on the screen", 1, strings.Count(strings.Join(l.lines(&l.screen), "\n"), "removing fallback entry"))
 		// the next one replaces the oldest, with the next number
@@ -162,8 +159,7 @@ func TestPowerLossDuringAnUpgrade(t *testing.T) {
 	if testing.Short() {
 		t.Skip("long: make stories")
 	}
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		builds := map[string]int{}
 		for after := time.Second; after < 16*time.Second; after += time.Second {
 			l := newLab(t)
@@ -180,22 +176,13 @@ func TestPowerLossDuringAnUpgrade(t *testing.T) {
 			c = l.client(cpAddr, role.Admin)
 			now := facts(t, c)
 			builds[now.schematic]++
-			if !strings.HasSuffix(efi(b), "META") {
-				t.Errorf("power lost after %s: the fallback is still there: %s", after, efi(b))
-			}
+			must.Contain(t, fmt.Sprintf("after a power loss after %s", after), efi(b)+"\n", "META\n") // without a fallback
 			if now.schematic == "schematic-old" {
-				if err := pull(t.Context(), c, newRef); err != nil { // it is in the cache
-					t.Fatal(err)
-				}
-				if code, err := install(t.Context(), c, newRef); err != nil || code != 0 {
-					t.Errorf("power lost after %s: the upgrade cannot be repeated: %d, %v", after, code, err)
-				}
+				mustInstall(t, c, newRef) // it is in the cache
 			}
 			b.guest.Kill()
 		}
-		if builds["schematic-old"] < 5 || builds["schematic-new"] < 3 {
-			t.Errorf("what came up: %v", builds)
-		}
+		must.Equal(t, fmt.Sprint("enough of each came up: ", builds), true, builds["schematic-old"] >= 5 && builds["schematic-new"] >= 3)
 	})
 }
 
@@ -231,35 +218,29 @@ func TestInstallerRefusesAVersionThatIsTooFar(t *testing.T) {
 		b, c := l.node(image("old"))
 		l.installers["registry.example/ancient:v1"] = version("ancient", "v1.9.0")
 		before := efi(b)
-		must.Do(t, pull(t.Context(), c, "registry.example/ancient:v1"))
-		if code, err := install(t.Context(), c, "registry.example/ancient:v1"); err != nil || code != 1 {
-			t.Errorf("exit code %d, err = %v", code, err)
-		}
+		installs(t, c, "registry.example/ancient:v1", 1)
 		want(t, "disk", efi(b), before)
 	})
 }
 
 func TestUpgradeByMachineService(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		var l *lab
 		l = newLab(t, func(o *talosapi.Options) {
 			o.Drain = func(_ context.Context, node string) error {
 				time.Sleep(7 * time.Second)
-				l.note("drained " + node)
+				l.note("drained %s", node)
 				return nil
 			}
-			o.Uncordon = func(_ context.Context, node string) error { l.note("uncordoned " + node); return nil }
+			o.Uncordon = func(_ context.Context, node string) error { l.note("uncordoned %s", node); return nil }
 		})
 		_, c := l.node(image("old"))
 		l.fw.BreakEtcd(9001, talosapi.EtcdFault{Down: true})
 		time.Sleep(time.Minute)
-		_, err := legacy(t.Context(), c, newRef)
-		requireError(t, "with a sick etcd", err, codes.Unavailable, "error validating etcd for upgrade: ")
+		requireError(t, "with a sick etcd", must.Err(legacy(t.Context(), c, newRef)), codes.Unavailable, "error validating etcd for upgrade: ")
 		l.fw.BreakEtcd(9001, talosapi.EtcdFault{})
 		l.running(cpAddr)
-		_, err = legacy(t.Context(), c, "registry.example/none:v1")
-		requireError(t, "an image that is not there", err, codes.Unknown, "error validating installer image")
+		requireError(t, "an image that is not there", must.Err(legacy(t.Context(), c, "registry.example/none:v1")), codes.Unknown, "error validating installer image")
 		now := l.reboot(c, func() error { _, err := legacy(t.Context(), c, newRef); return err })
 		must.Equal(t, "after the upgrade", []any{"schematic-new", "Talos-v1.13.9~1.efi"}, []any{now.schematic, now.entry})
 		synctest.Wait() // for the rest of the boot
@@ -272,8 +253,7 @@ func TestUpgradeOfAControlPlaneNeedsAllOfEtcd(t *testing.T) {
 	inQuorum(t, 3, func(t *testing.T, q *quorum) {
 		c := q.admin(1)
 		q.kill("cp3")
-		_, err := legacy(t.Context(), c, newRef)
-		requireError(t, "with two members of three", err, codes.DeadlineExceeded, "is not healthy; all members must be healthy to perform an upgrade")
+		requireError(t, "with two members of three", must.Err(legacy(t.Context(), c, newRef)), codes.DeadlineExceeded, "is not healthy; all members must be healthy to perform an upgrade")
 		mustInstall(t, c, newRef) // it does not check etcd
 		q.boxes["cp3"].on()
 		q.running(address(3))
@@ -290,9 +270,7 @@ func TestStagedUpgradeHappensAtTheNextBoot(t *testing.T) {
 			_, err := c.UpgradeWithOptions(t.Context(), client.WithUpgradeImage(newRef), client.WithUpgradeStage(true))
 			return err
 		})
-		if now.schematic != "schematic-new" || efi(b) != "EFI boots Talos-v1.13.9~1.efi of Talos-v1.13.9.efi Talos-v1.13.9~1.efi META" {
-			t.Errorf("after the upgrade: %+v, disk %s", now, efi(b))
-		}
+		want(t, "after the upgrade", now.schematic+" "+efi(b), "schematic-new EFI boots Talos-v1.13.9~1.efi of Talos-v1.13.9.efi Talos-v1.13.9~1.efi META")
 	})
 }
 
@@ -310,8 +288,7 @@ func TestTalos112HasNoLifecycleService(t *testing.T) {
 	inLab(t, func(t *testing.T, l *lab) {
 		b, c := l.node(version("old", "v1.12.4"))
 		requireError(t, "pull", pull(t.Context(), c, newRef), codes.Unimplemented, "")
-		_, err := install(t.Context(), c, newRef)
-		requireError(t, "install", err, codes.Unimplemented, "")
+		requireError(t, "install", must.Err(install(t.Context(), c, newRef)), codes.Unimplemented, "")
 		now := l.reboot(c, func() error { _, err := legacy(t.Context(), c, newRef); return err })
 		want(t, "version", now.version, "v1.13.9")
 		want(t, "disk", efi(b), "EFI boots Talos-v1.13.9.efi of Talos-v1.12.4.efi Talos-v1.13.9.efi META")
@@ -335,8 +312,7 @@ func TestUnusedImagesAreRemoved(t *testing.T) {
 }
 
 func TestImageNames(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		const digest = "sha256:6f1ed002ab5595859014ebf0951522d9"
 		l := newLab(t, func(o *talosapi.Options) {
 			o.ResolveImage = func(context.Context, string) (string, error) { return digest, nil }
@@ -358,16 +334,12 @@ func TestImageNames(t *testing.T) {
 		must.Do(t, pull(t.Context(), c, "registry.example/i:v1@"+digest))
 		canonical := []string{"registry.example/i@" + digest + " " + digest, digest + " " + digest}
 		must.Equal(t, "after a pull by digest", canonical, names())
-		if _, err := install(t.Context(), c, "registry.example/i:v1@"+digest); status.Code(err) != codes.Internal {
-			t.Errorf("containerd found an image by tag and digest: %v", err)
-		}
+		requireError(t, "by tag and digest", must.Err(install(t.Context(), c, "registry.example/i:v1@"+digest)), codes.Internal, "")
 		must.Do(t, pull(t.Context(), c, "registry.example/i:v1"))
 		l.reboot(c, func() error { return c.Reboot(t.Context()) })
 		must.Equal(t, "after a pull by tag and a reboot", []string{"registry.example/i:v1 " + digest, canonical[0], canonical[1]}, names())
 		s := must.Get(c.ImageClient.List(t.Context(), &machineapi.ImageServiceListRequest{}))(t)
-		if _, err := s.Recv(); status.Code(err) != codes.InvalidArgument {
-			t.Errorf("without a namespace: %v", err)
-		}
+		must.Equal(t, "without a namespace", codes.InvalidArgument, status.Code(must.Err(s.Recv())))
 	})
 }
 
@@ -390,12 +362,8 @@ func TestUpgradeToASystemThatRollsBack(t *testing.T) {
 		old := facts(t, c)
 		mustInstall(t, c, newRef)
 		now := l.reboot(c, func() error { return c.Reboot(t.Context()) })
-		if now.schematic != old.schematic || now.entry != old.entry || now.bootID == old.bootID {
-			t.Errorf("now %+v, before %+v", now, old)
-		}
-		if !l.onScreen(`reverting failed upgrade, switching to "Talos-v1.13.9.efi"`) {
-			t.Errorf("screen: %q", l.lines(&l.screen))
-		}
+		must.Equal(t, "now", []any{old.schematic, old.entry, false}, []any{now.schematic, now.entry, now.bootID == old.bootID})
+		l.shows(`reverting failed upgrade, switching to "Talos-v1.13.9.efi"`)
 		want(t, "disk", efi(b), "EFI boots Talos-v1.13.9.efi of Talos-v1.13.9.efi Talos-v1.13.9~1.efi META")
 	})
 }
@@ -405,13 +373,8 @@ func TestInstallerThatFails(t *testing.T) {
 		b, c := l.node(image("old"))
 		l.fw.BreakImage("schematic-new", talosapi.InstallerFails)
 		before, old := efi(b), facts(t, c)
-		must.Do(t, pull(t.Context(), c, newRef))
-		if code, err := install(t.Context(), c, newRef); err != nil || code != 1 {
-			t.Errorf("exit code %d, err = %v", code, err)
-		}
-		if now := facts(t, c); now != old || efi(b) != before {
-			t.Errorf("now %+v, disk %s", now, efi(b))
-		}
+		installs(t, c, newRef, 1)
+		must.Equal(t, "now", []any{old, before}, []any{facts(t, c), efi(b)}, cmp.AllowUnexported(nodeFacts{}))
 		// the old upgrade call takes the node down in vain
 		now := l.reboot(c, func() error { _, err := legacy(t.Context(), c, newRef); return err })
 		must.Equal(t, "now", []any{old.schematic, before}, []any{now.schematic, efi(b)})
@@ -430,8 +393,8 @@ func TestFreshInstallOfABrokenImage(t *testing.T) {
 		must.Equal(t, "the API came up", false, !l.silent(cpAddr, 10*time.Minute))
 		if defect != talosapi.InstallerFails {
 			want(t, "disk", efi(b), "EFI boots Talos-v1.13.9.efi of Talos-v1.13.9.efi META")
-		} else if !l.onScreen("task failed with exit code 1") || !l.onScreen("Talos is already installed to disk") {
-			t.Errorf("it has not rebooted from the ISO, which halts: %q", l.lines(&l.screen))
+		} else {
+			l.shows("task failed with exit code 1", "Talos is already installed to disk") // rebooted from the ISO, it halts
 		}
 	})
 }
@@ -444,7 +407,6 @@ func TestOneInstallerAtATime(t *testing.T) {
 			Containerd: criSystem(), Source: &machineapi.InstallArtifactsSource{ImageName: newRef},
 		}))(t)
 		must.Get(s.Recv())(t)
-		_, err := install(t.Context(), c, newRef)
-		requireError(t, "the second", err, codes.FailedPrecondition, "")
+		requireError(t, "the second", must.Err(install(t.Context(), c, newRef)), codes.FailedPrecondition, "")
 	})
 }

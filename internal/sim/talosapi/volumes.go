@@ -20,6 +20,7 @@ import (
 	"github.com/siderolabs/talos/pkg/machinery/meta"
 	"github.com/siderolabs/talos/pkg/machinery/resources/block"
 	"github.com/siderolabs/talos/pkg/machinery/resources/runtime"
+	"github.com/siderolabs/talos/pkg/machinery/resources/storage"
 
 	"github.com/recast-sh/recast/internal/sim/artefact"
 )
@@ -40,7 +41,6 @@ type volume struct {
 	fixed      bool           // created only by the installer
 }
 
-// placed is the location of a volume.
 type placed struct {
 	dev   device
 	index int // of the partition, from 1
@@ -133,7 +133,6 @@ func furtherVolumes(cfg config.Provider) []volume {
 	return vols
 }
 
-// locate finds a volume on any disk by its partition label.
 func locate(devs []device, label string) (placed, bool) {
 	return first(partitions(devs), func(p placed) bool { return p.part.Label == label })
 }
@@ -152,7 +151,6 @@ func (v volume) onDisk() bool {
 	return v.kind != block.VolumeTypeDirectory && v.kind != block.VolumeTypeExternal
 }
 
-// locate finds the volume by its label, selector or number.
 func (v volume) locate(devs []device) (placed, bool) {
 	switch {
 	case !v.onDisk():
@@ -401,13 +399,11 @@ func StateUUID(content []byte) string {
 	return p.UUID
 }
 
-// mount is a mounted volume.
 type mount struct {
 	placed
 	volume, target string
 }
 
-// mounted returns a configured machine's mounted volumes.
 func (b *boot) mounted(devs []device) []mount {
 	cfg := b.config()
 	if cfg == nil {
@@ -426,9 +422,7 @@ func (b *boot) mounted(devs []device) []mount {
 // PodWrites writes below a path of a running machine, as a pod does that has the path mounted. It returns the ID of
 // the volume that holds the data: the volume with the longest mount point above the path.
 func (fw *Firmware) PodWrites(vmid int, name string, data []byte) (id string, err error) {
-	fw.hub.mu.Lock()
-	b := fw.hub.up[vmid]
-	fw.hub.mu.Unlock()
+	b := look(&fw.hub.mu, func() *boot { return fw.hub.up[vmid] })
 	if b == nil {
 		return "", fmt.Errorf("VM %d does not run", vmid)
 	}
@@ -493,7 +487,6 @@ func (b *boot) mountStatuses(devs []device) []resource.Resource {
 	return rs
 }
 
-// metaKeys returns the tags in META.
 func metaKeys(devs []device) []resource.Resource {
 	d, _ := systemDisk(devs)
 	tags := readMeta(d)
@@ -502,6 +495,85 @@ func metaKeys(devs []device) []resource.Resource {
 		if value != "" {
 			r := runtime.NewMetaKey(runtime.NamespaceName, runtime.MetaKeyTagToID(tag))
 			rs = append(rs, filled(r, runtime.MetaKeySpec{Value: value}))
+		}
+	}
+	return rs
+}
+
+// volumeStatuses returns the locations of all volumes that Talos manages.
+func (b *boot) volumeStatuses(devs []device) []resource.Resource {
+	cfg := b.config()
+	var rs []resource.Resource
+	for _, v := range volumesOf(cfg) {
+		r := block.NewVolumeStatus(block.NamespaceName, v.id)
+		spec := r.TypedSpec()
+		spec.Type = v.kind
+		p, found := v.locate(devs)
+		cannot := v.cannot(devs)
+		switch {
+		case !v.onDisk():
+			spec.Phase, spec.Location, spec.MountLocation, spec.MountSpec = block.VolumePhaseReady, v.source, v.source, v.mountSpec()
+		case !found && v.id == labelState && cfg != nil: // during the installation
+			spec.Phase, spec.ErrorMessage = block.VolumePhaseFailed, "no such attribute(s): system_disk"
+		case !found && (v.fixed || v.existing != nil): // the volume is not made
+			spec.Phase = block.VolumePhaseMissing
+		case cannot != "" && (!found || v.kind == block.VolumeTypeDisk):
+			spec.Phase, spec.ErrorMessage = block.VolumePhaseFailed, cannot
+		case !found:
+			spec.Phase = block.VolumePhaseWaiting
+		default:
+			place(spec, p)
+			spec.MountSpec = v.mountSpec()
+			if why := b.notOpen(v.id); why != "" {
+				spec.Phase, spec.PreFailPhase, spec.ErrorMessage = block.VolumePhaseFailed, block.VolumePhaseLocated, why
+			} else if len(v.keys) > 0 && p.part.Keys != nil {
+				spec.EncryptionProvider, spec.EncryptionSlot = block.EncryptionProviderLUKS2, new(slices.Min(slices.Collect(maps.Keys(v.keys))))
+			}
+		}
+		rs = append(rs, r)
+	}
+	return rs
+}
+
+// notOpen says why Talos could not open a volume in this boot.
+func (b *boot) notOpen(id string) string { return look(&b.mu, func() string { return b.failed[id] }) }
+
+func place(spec *block.VolumeStatusSpec, p placed) {
+	spec.Phase = block.VolumePhaseReady
+	spec.Location = p.dev.partPath(p.index)
+	spec.MountLocation = spec.Location
+	if !p.part.Whole {
+		spec.ParentLocation = p.dev.path()
+		spec.PartitionIndex = p.index
+	}
+	spec.UUID, spec.PartitionUUID = p.part.FilesystemUUID, p.part.UUID
+	if p.part.Filesystem == "xfs" {
+		spec.Filesystem = block.FilesystemTypeXFS
+	}
+	spec.SetSize(partitionSizes(p.dev)[p.index-1])
+}
+
+const lvmPhysicalVolume = "lvm2-pv"
+
+// inPool reports whether a partition is a physical volume of LVM or a part of a ZFS pool.
+func inPool(p artefact.Partition) bool {
+	return p.Filesystem == lvmPhysicalVolume || p.Filesystem == "zfs"
+}
+
+// physicalVolumes returns the physical volumes that pvs shows on the machine (LVMScanController,
+// internal/app/machined/pkg/controllers/storage/lvm_scan.go).
+func physicalVolumes(devs []device) []resource.Resource {
+	var rs []resource.Resource
+	for _, d := range devs {
+		for i, p := range d.disk.Partitions {
+			if p.Filesystem != lvmPhysicalVolume {
+				continue
+			}
+			name := d.partitionName(i + 1)
+			spec := storage.LVMPhysicalVolumeStatusSpec{
+				Device: "/dev/" + name, VGName: p.VolumeGroup, UUID: p.FilesystemUUID, Format: "lvm2", Allocatable: "allocatable",
+			}
+			rs = append(rs, filled(storage.NewLVMPhysicalVolumeStatus(storage.NamespaceName, name), spec))
 		}
 	}
 	return rs
