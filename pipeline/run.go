@@ -262,9 +262,7 @@ func forgetRuns(p Project, needed func() (map[string]bool, error)) error {
 }
 
 // Page is the file of a run's report, which may not exist.
-func (p Project) Page(run string) string {
-	return filepath.Join(p.State(), "reports", run+".html")
-}
+func (p Project) Page(run string) string { return filepath.Join(p.State(), "reports", run+".html") }
 
 // forgetConfigs deletes machine configurations from the journals of earlier runs, for nodes that have a configuration
 // again: a run that was killed, or failed before it took a node down, could not delete them.

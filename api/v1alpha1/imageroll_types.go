@@ -39,26 +39,17 @@ type ImageRollList struct {
 // +kubebuilder:validation:XValidation:rule="self.clusterName == oldSelf.clusterName && self.action == oldSelf.action && has(self.only) == has(oldSelf.only) && (!has(self.only) || self.only == oldSelf.only)",message="clusterName, action and only: can't be changed, make another ImageRoll"
 type ImageRollSpec struct {
 	// Name of a TalosCluster of the same namespace.
-	//
 	// +kubebuilder:validation:MinLength=1
 	ClusterName string `json:"clusterName"`
 	// Nodes: bring every stale node to the lock. Kubernetes: recast upgrade-k8s.
-	//
-	// +optional
 	// +kubebuilder:default=Nodes
 	// +kubebuilder:validation:Enum=Nodes;Kubernetes
 	Action RollAction `json:"action,omitempty"`
 	// The roll begins only when this is true. It means the plan in the status: that plan is carried out or nothing.
-	//
-	// +optional
 	Approved bool `json:"approved,omitempty"`
 	// Starts no attempt. One that runs, runs to its end.
-	//
-	// +optional
 	Suspend bool `json:"suspend,omitempty"`
 	// Only these nodes. Default: all that are stale.
-	//
-	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=1000
 	Only []string `json:"only,omitempty"`
@@ -96,56 +87,33 @@ func (p RollPhase) Finished() bool { return p == PhaseSucceeded || p == PhaseFai
 
 // ImageRollStatus is how far a roll is.
 type ImageRollStatus struct {
-	// +optional
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
-	// +optional
 	// +listType=map
 	// +listMapKey=type
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
-	// +optional
-	Phase RollPhase `json:"phase,omitempty"`
+	Phase      RollPhase          `json:"phase,omitempty"`
 
 	// The plan, once it is made. Its Job writes it.
-	//
-	// +optional
 	Plan *Plan `json:"plan,omitempty"`
 	// What the running attempt does. Its Job writes it.
-	//
-	// +optional
 	Progress *Progress `json:"progress,omitempty"`
 	// The outcome of each attempt's program. Its Job writes it.
-	//
-	// +optional
 	Outcome *Outcome `json:"outcome,omitempty"`
 	// Planning and attempts so far, the oldest first; the oldest go first when there are more than 20.
-	//
-	// +optional
 	// +listType=atomic
 	Attempts []Attempt `json:"attempts,omitempty"`
 	// Attempts that were begun, with those that are no longer listed.
-	//
-	// +optional
 	Begun int32 `json:"begun,omitempty"`
 	// The newest Job that was really made: if that is gone, someone has deleted it.
-	//
-	// +optional
 	MadeJob string `json:"madeJob,omitempty"`
 	// Attempts in a row that finished no node.
-	//
-	// +optional
 	Failures int32 `json:"failures,omitempty"`
 	// Attempts that ended since another run held the claim.
-	//
-	// +optional
 	ClaimWaits int32 `json:"claimWaits,omitempty"`
 	// Not before then is the next attempt begun.
-	//
-	// +optional
 	NotBefore *metav1.Time `json:"notBefore,omitempty"`
-	// +optional
-	Started *metav1.Time `json:"started,omitempty"`
-	// +optional
-	Ended *metav1.Time `json:"ended,omitempty"`
+	Started   *metav1.Time `json:"started,omitempty"`
+	Ended     *metav1.Time `json:"ended,omitempty"`
 }
 
 // Plan is a plan in a few words.
@@ -155,28 +123,18 @@ type Plan struct {
 	// ConfigMap that has it as plan.json, and the files that it is of.
 	ConfigMap string `json:"configMap"`
 	// Commit, digest or hash of the files.
-	//
-	// +optional
 	Revision string `json:"revision,omitempty"`
 	// Nodes that are rolled.
 	Nodes int32 `json:"nodes"`
 	// A line for each node: "wk1: recreate, about 2m40s away: extension iscsi-tools …".
-	//
-	// +optional
 	// +listType=atomic
 	Lines []string `json:"lines,omitempty"`
 	// Why nodes can't be rolled. Such a plan is not carried out.
-	//
-	// +optional
 	// +listType=atomic
 	Refused []string `json:"refused,omitempty"`
 	// The plan only finishes what an earlier run left unfinished. The next ImageRoll does the rest.
-	//
-	// +optional
 	Unfinished bool `json:"unfinished,omitempty"`
 	// The node that is taken last: a good place for the Job of a cluster that rolls itself.
-	//
-	// +optional
 	LastNode string `json:"lastNode,omitempty"`
 }
 
@@ -188,17 +146,11 @@ type Progress struct {
 	// "2/5"
 	Summary string `json:"summary"`
 	// The nodes that are done.
-	//
-	// +optional
 	// +listType=atomic
 	Finished []string `json:"finished,omitempty"`
-	// +optional
-	Node string `json:"node,omitempty"`
+	Node     string   `json:"node,omitempty"`
 	// The step, and what it waits for.
-	//
-	// +optional
-	Message string `json:"message,omitempty"`
-	// +optional
+	Message string       `json:"message,omitempty"`
 	Updated *metav1.Time `json:"updated,omitempty"`
 }
 
@@ -208,36 +160,23 @@ type Outcome struct {
 	Job      string `json:"job"`
 	ExitCode int32  `json:"exitCode"`
 	// recast's run ID.
-	//
-	// +optional
 	Run string `json:"run,omitempty"`
 	// "done", "failed: …"
-	//
-	// +optional
 	Message string `json:"message,omitempty"`
 	// ConfigMap that has the report.
-	//
-	// +optional
 	Report string `json:"report,omitempty"`
 }
 
 // Attempt is one Job.
 type Attempt struct {
 	// Name of the Job.
-	Job string `json:"job"`
-	// +optional
+	Job     string       `json:"job"`
 	Started *metav1.Time `json:"started,omitempty"`
-	// +optional
-	Ended *metav1.Time `json:"ended,omitempty"`
+	Ended   *metav1.Time `json:"ended,omitempty"`
 	// Exit code of its container; none if it is not known, as when its node was lost.
-	//
-	// +optional
 	ExitCode *int32 `json:"exitCode,omitempty"`
-	// +optional
-	Reason string `json:"reason,omitempty"`
+	Reason   string `json:"reason,omitempty"`
 	// Nodes that were done when it ended.
-	//
-	// +optional
 	Done int32 `json:"done,omitempty"`
 }
 
@@ -276,53 +215,38 @@ type FleetRollList struct {
 type FleetRollSpec struct {
 	// One after the other. A cluster belongs to the first stage that it matches. Who they are is
 	// settled when the FleetRoll begins: clusters that come later belong to the next one.
-	//
 	// +listType=map
 	// +listMapKey=name
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=50
 	Stages []Stage `json:"stages"`
 	// Clusters that are rolled at a time, of the whole fleet.
-	//
-	// +optional
 	// +kubebuilder:default=1
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=1000
 	MaxConcurrent int32 `json:"maxConcurrent,omitempty"`
 	// Clusters that are rolled at a time, of those that have the same value of siteLabel.
-	//
-	// +optional
 	// +kubebuilder:default=1
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=1000
 	MaxConcurrentPerSite int32 `json:"maxConcurrentPerSite,omitempty"`
 	// Label of the TalosClusters that says where they are. Those without it are a site of their own, together.
-	//
-	// +optional
 	// +kubebuilder:default="topology.kubernetes.io/region"
 	// +kubebuilder:validation:MaxLength=317
 	SiteLabel string `json:"siteLabel,omitempty"`
 	// So many failed clusters stop the fleet: nothing more begins. What runs, runs to its end.
-	//
-	// +optional
 	// +kubebuilder:default=1
 	// +kubebuilder:validation:Minimum=1
 	AbortThreshold int32 `json:"abortThreshold,omitempty"`
 	// Paused begins nothing until it is Running again; Aborted for ever. What runs, runs to its end.
-	//
-	// +optional
 	// +kubebuilder:default=Running
 	// +kubebuilder:validation:Enum=Running;Paused;Aborted
 	// +kubebuilder:validation:XValidation:rule="oldSelf != 'Aborted' || self == 'Aborted'",message="state: an aborted FleetRoll can't go on, make another one"
 	State FleetState `json:"state,omitempty"`
 	// Sets the annotation recast.dev/talos-target of each cluster when its turn comes. They need lock: Update.
-	//
-	// +optional
 	// +kubebuilder:validation:Pattern=`^v?[0-9]+\.[0-9]+\.[0-9]+(-[0-9a-z.-]+)?$`
 	TalosVersion string `json:"talosVersion,omitempty"`
 	// Names of stages whose approval is Manual and that may begin.
-	//
-	// +optional
 	// +listType=set
 	// +kubebuilder:validation:MaxItems=50
 	ApprovedStages []string `json:"approvedStages,omitempty"`
@@ -346,24 +270,16 @@ type Stage struct {
 	// Which TalosClusters of the namespace. An empty one matches all that are left.
 	Selector metav1.LabelSelector `json:"selector"`
 	// Clusters that are rolled at a time in this stage. Default: what the whole fleet may.
-	//
-	// +optional
 	// +kubebuilder:validation:Minimum=1
 	MaxConcurrent int32 `json:"maxConcurrent,omitempty"`
 	// How long the stage is watched when its last cluster is done, before the next one begins.
-	//
-	// +optional
 	Soak metav1.Duration `json:"soak,omitempty"`
 	// Manual: the stage begins when approvedStages names it.
-	//
-	// +optional
 	// +kubebuilder:default=Automatic
 	// +kubebuilder:validation:Enum=Manual;Automatic
 	Approval string `json:"approval,omitempty"`
 	// CEL expressions that must be true of every cluster of the stage before the next one begins, besides that no node
 	// is stale or unread. The variable cluster is the TalosCluster: cluster.status.nodes.total >= 3
-	//
-	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=10
 	Gates []string `json:"gates,omitempty"`
@@ -371,52 +287,34 @@ type Stage struct {
 
 // FleetRollStatus is how far a fleet is.
 type FleetRollStatus struct {
-	// +optional
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
-	// +optional
 	// +listType=map
 	// +listMapKey=type
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
 	// The stage that runs.
-	//
-	// +optional
 	Stage string `json:"stage,omitempty"`
 	// "12/100"
-	//
-	// +optional
 	Summary string `json:"summary,omitempty"`
-	// +optional
-	Done int32 `json:"done,omitempty"`
-	// +optional
-	Failed int32 `json:"failed,omitempty"`
-	// +optional
-	Running int32 `json:"running,omitempty"`
+	Done    int32  `json:"done,omitempty"`
+	Failed  int32  `json:"failed,omitempty"`
+	Running int32  `json:"running,omitempty"`
 	// The clusters, as settled at the begin.
-	//
-	// +optional
 	// +listType=map
 	// +listMapKey=cluster
-	Members []Member `json:"members,omitempty"`
-	// +optional
+	Members []Member     `json:"members,omitempty"`
 	Started *metav1.Time `json:"started,omitempty"`
-	// +optional
-	Ended *metav1.Time `json:"ended,omitempty"`
+	Ended   *metav1.Time `json:"ended,omitempty"`
 }
 
 // Member is a cluster of a fleet.
 type Member struct {
 	Cluster string `json:"cluster"`
 	Stage   string `json:"stage"`
-	// +optional
-	Site string `json:"site,omitempty"`
-	// +optional
+	Site    string `json:"site,omitempty"`
 	// +kubebuilder:default=Waiting
 	Phase MemberPhase `json:"phase,omitempty"`
 	// Its ImageRoll.
-	//
-	// +optional
-	Roll string `json:"roll,omitempty"`
-	// +optional
+	Roll  string       `json:"roll,omitempty"`
 	Ended *metav1.Time `json:"ended,omitempty"`
 }
 

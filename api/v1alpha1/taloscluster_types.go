@@ -52,53 +52,37 @@ type TalosClusterSpec struct {
 	Secrets Secrets `json:"secrets"`
 
 	// Replaces talos.version of recast.yaml. The annotation recast.dev/talos-target wins over it.
-	//
-	// +optional
 	// +kubebuilder:validation:Pattern=`^v?[0-9]+\.[0-9]+\.[0-9]+(-[0-9a-z.-]+)?$`
 	TalosVersion string `json:"talosVersion,omitempty"`
 
 	// Replaces kubernetes.version of recast.yaml. The annotation recast.dev/kubernetes-target wins over it.
-	//
-	// +optional
 	// +kubebuilder:validation:Pattern=`^v?[0-9]+\.[0-9]+\.[0-9]+$`
 	KubernetesVersion string `json:"kubernetesVersion,omitempty"`
 
 	// Source: recast.lock is in the source and must fit recast.yaml. Update: recast locks by itself
 	// whenever the lock does not fit, and the operator keeps the result.
-	//
-	// +optional
 	// +kubebuilder:default=Source
 	// +kubebuilder:validation:Enum=Source;Update
 	Lock LockPolicy `json:"lock,omitempty"`
 
 	// When every node is compared with the files, besides when those change.
-	//
-	// +optional
 	// +kubebuilder:default={schedule: "17 * * * *"}
 	Drift DriftSchedule `json:"drift,omitempty"`
 
 	// What is done about drift.
-	//
-	// +optional
 	// +kubebuilder:default={}
 	Rolls RollPolicy `json:"rolls,omitempty"`
 
 	// When a roll may begin. Without any, always. One that has begun goes on after the window has closed,
 	// and so do its further attempts.
-	//
-	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=20
 	Windows []Window `json:"windows,omitempty"`
 
 	// Starts nothing for this cluster: no check, no roll. What runs already runs to its end.
-	//
-	// +optional
 	Suspend bool `json:"suspend,omitempty"`
 
 	// Settings of the Jobs.
-	//
-	// +optional
 	// +kubebuilder:default={}
 	Job JobSettings `json:"job,omitempty"`
 }
@@ -115,14 +99,11 @@ const (
 // DriftSchedule says when to check.
 type DriftSchedule struct {
 	// Cron expression with five fields. Empty: only when the files change.
-	//
 	// +optional
 	// +kubebuilder:default="17 * * * *"
 	// +kubebuilder:validation:MaxLength=100
 	Schedule string `json:"schedule"`
 	// IANA name, Europe/Oslo. Default: UTC.
-	//
-	// +optional
 	// +kubebuilder:validation:MaxLength=100
 	TimeZone string `json:"timeZone,omitempty"`
 }
@@ -130,31 +111,21 @@ type DriftSchedule struct {
 // RollPolicy says what is done about drift.
 type RollPolicy struct {
 	// Automatic: an ImageRoll is made when a check finds drift. Never: only people, pipelines and FleetRolls make them.
-	//
-	// +optional
 	// +kubebuilder:default=Automatic
 	// +kubebuilder:validation:Enum=Automatic;Never
 	Create string `json:"create,omitempty"`
 	// Manual: a person sets approved: true on the ImageRoll when they have read its plan. Automatic: it begins by itself.
-	//
-	// +optional
 	// +kubebuilder:default=Manual
 	// +kubebuilder:validation:Enum=Manual;Automatic
 	Approval string `json:"approval,omitempty"`
 	// Attempts in a row that may fail without finishing a node. An attempt goes on where the last one stopped.
-	//
-	// +optional
 	// +kubebuilder:default=6
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=50
 	Retries int32 `json:"retries,omitempty"`
 	// With two control planes: accept that etcd and the Kubernetes API are down during the roll.
-	//
-	// +optional
 	AcceptOutage bool `json:"acceptOutage,omitempty"`
 	// Finished ImageRolls that are kept.
-	//
-	// +optional
 	// +kubebuilder:default=10
 	// +kubebuilder:validation:Minimum=1
 	// +kubebuilder:validation:Maximum=100
@@ -172,17 +143,13 @@ const (
 // Window is a maintenance window: it opens at each time of the schedule and closes after the duration.
 type Window struct {
 	// Cron expression with five fields: "0 22 * * 6" is every Saturday at 22:00.
-	//
 	// +kubebuilder:validation:MinLength=9
 	// +kubebuilder:validation:MaxLength=100
 	Schedule string `json:"schedule"`
 	// How long it is open: 4h, 90m.
-	//
 	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('1m') && duration(self) <= duration('168h')",message="duration: between 1m and 168h"
 	Duration metav1.Duration `json:"duration"`
 	// IANA name, Europe/Oslo. Default: UTC.
-	//
-	// +optional
 	// +kubebuilder:validation:MaxLength=100
 	TimeZone string `json:"timeZone,omitempty"`
 }
@@ -190,93 +157,56 @@ type Window struct {
 // JobSettings are settings of the Jobs of a cluster.
 type JobSettings struct {
 	// Image of recast. Default: that of the operator.
-	//
-	// +optional
-	Image string `json:"image,omitempty"`
-	// +optional
+	Image            string                        `json:"image,omitempty"`
 	ImagePullSecrets []corev1.LocalObjectReference `json:"imagePullSecrets,omitempty"`
 	// Default: 50m CPU and 128Mi memory requested, 1Gi memory as limit. Images are unpacked on disk, not in memory.
-	//
-	// +optional
-	Resources *corev1.ResourceRequirements `json:"resources,omitempty"`
-	// +optional
-	NodeSelector map[string]string `json:"nodeSelector,omitempty"`
-	// +optional
+	Resources    *corev1.ResourceRequirements `json:"resources,omitempty"`
+	NodeSelector map[string]string            `json:"nodeSelector,omitempty"`
 	// +listType=atomic
 	Tolerations []corev1.Toleration `json:"tolerations,omitempty"`
 	// PersistentVolumeClaim for etcd snapshots. Without one they go with the Job's pod.
-	//
-	// +optional
 	BackupClaim string `json:"backupClaim,omitempty"`
 	// Seconds that a roll has for the nodes in progress when its pod is deleted.
-	//
-	// +optional
 	// +kubebuilder:default=3600
 	// +kubebuilder:validation:Minimum=30
 	// +kubebuilder:validation:Maximum=86400
 	TerminationGracePeriodSeconds int64 `json:"terminationGracePeriodSeconds,omitempty"`
 	// ConfigMap with ca.crt: certificates of authorities that the Job's programs trust, besides those of the image.
-	//
-	// +optional
 	TrustBundle string `json:"trustBundle,omitempty"`
 }
 
 // TalosClusterStatus is what is known of a cluster.
 type TalosClusterStatus struct {
 	// The generation of the spec that this status is of.
-	//
-	// +optional
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
-	// +optional
 	// +listType=map
 	// +listMapKey=type
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
 
 	// The newest check, as its Job has reported it.
-	//
-	// +optional
 	Check *Check `json:"check,omitempty"`
 	// Checks that were begun, ever: the next one has this number.
-	//
-	// +optional
 	Checks int64 `json:"checks,omitempty"`
 	// ImageRolls that the operator has made, ever.
-	//
-	// +optional
 	Rolls int64 `json:"rolls,omitempty"`
 
 	// The newest ImageRoll that was really made.
-	//
-	// +optional
 	MadeRoll string `json:"madeRoll,omitempty"`
 
-	// +optional
-	Nodes *Nodes `json:"nodes,omitempty"`
-	// +optional
-	Talos *Versions `json:"talos,omitempty"`
-	// +optional
+	Nodes      *Nodes    `json:"nodes,omitempty"`
+	Talos      *Versions `json:"talos,omitempty"`
 	Kubernetes *Versions `json:"kubernetes,omitempty"`
 	// The build of each schematic that the lock has.
-	//
-	// +optional
 	// +listType=map
 	// +listMapKey=schematic
 	Builds []Build `json:"builds,omitempty"`
 	// The newest ImageRoll.
-	//
-	// +optional
 	Roll *RollSummary `json:"roll,omitempty"`
 	// When the next maintenance window opens, if there are windows and none is open.
-	//
-	// +optional
 	NextWindow *metav1.Time `json:"nextWindow,omitempty"`
 	// What the newest check was begun for.
-	//
-	// +optional
 	CheckFor string `json:"checkFor,omitempty"`
 	// When a check last found every node in sync.
-	//
-	// +optional
 	LastInSync *metav1.Time `json:"lastInSync,omitempty"`
 }
 
@@ -285,42 +215,25 @@ type Check struct {
 	// Name of the Job.
 	Job string `json:"job"`
 	// What the check was asked for: generation, version of the ConfigMap, targets, requests. Another one makes it outdated.
-	//
-	// +optional
-	For string `json:"for,omitempty"`
-	// +optional
+	For     string       `json:"for,omitempty"`
 	Started *metav1.Time `json:"started,omitempty"`
-	// +optional
-	Ended *metav1.Time `json:"ended,omitempty"`
+	Ended   *metav1.Time `json:"ended,omitempty"`
 	// Commit, digest or hash of the files.
-	//
-	// +optional
 	Revision string `json:"revision,omitempty"`
 	// Hash of the files.
-	//
-	// +optional
 	Files string `json:"files,omitempty"`
 	// Hash of what recast.lock pins.
-	//
-	// +optional
 	Lock string `json:"lock,omitempty"`
 	// recast's exit code: 0 in sync, 2 drift, else the check has failed.
-	//
 	// +optional
 	ExitCode int32 `json:"exitCode"`
 	// Why the check has failed, and what to do: recast doctor's lines.
-	//
-	// +optional
 	// +listType=atomic
 	Problems []string `json:"problems,omitempty"`
 	// Why nodes are stale or unread, the first of them.
-	//
-	// +optional
 	// +listType=atomic
 	Reasons []string `json:"reasons,omitempty"`
 	// What only an upgrade of Kubernetes changes.
-	//
-	// +optional
 	OnlyKubernetes bool `json:"onlyKubernetes,omitempty"`
 }
 
@@ -335,16 +248,10 @@ type Nodes struct {
 // Versions are those of Talos or Kubernetes.
 type Versions struct {
 	// The oldest one that a node runs.
-	//
-	// +optional
 	Current string `json:"current,omitempty"`
 	// That of the files.
-	//
-	// +optional
 	Wanted string `json:"wanted,omitempty"`
 	// The newest one that there is, if it is newer than what is wanted.
-	//
-	// +optional
 	Available string `json:"available,omitempty"`
 }
 
@@ -369,12 +276,9 @@ type RollSummary struct {
 //
 // +kubebuilder:validation:XValidation:rule="[has(self.configMap), has(self.git), has(self.oci)].filter(x, x).size() == 1",message="give exactly one of configMap, git and oci"
 type Source struct {
-	// +optional
 	ConfigMap *ConfigMapSource `json:"configMap,omitempty"`
-	// +optional
-	Git *GitSource `json:"git,omitempty"`
-	// +optional
-	OCI *OCISource `json:"oci,omitempty"`
+	Git       *GitSource       `json:"git,omitempty"`
+	OCI       *OCISource       `json:"oci,omitempty"`
 }
 
 // ConfigMapSource is a ConfigMap of the same namespace. A key is the name of a file; in place of
@@ -389,55 +293,39 @@ type ConfigMapSource struct {
 // GitSource is a Git repository.
 type GitSource struct {
 	// https://… or ssh://…
-	//
 	// +kubebuilder:validation:Pattern=`^(https?|ssh)://.+$`
 	URL string `json:"url"`
 	// Branch, tag or full commit hash.
-	//
-	// +optional
 	// +kubebuilder:default=main
 	Ref string `json:"ref,omitempty"`
 	// Directory that has recast.yaml.
-	//
-	// +optional
 	// +kubebuilder:validation:XValidation:rule="!self.startsWith('/') && !self.contains('..')",message="path: is relative to the repository, without .."
 	// +kubebuilder:validation:MaxLength=1024
 	Path string `json:"path,omitempty"`
 	// Secret with username and password, or identity and known_hosts, as Flux takes them.
-	//
-	// +optional
 	SecretName string `json:"secretName,omitempty"`
 }
 
 // OCISource is an OCI artifact whose layer is a tar archive, as flux push artifact makes them.
 type OCISource struct {
 	// Repository with a tag or a digest: ghcr.io/acme/clusters/a:latest
-	//
 	// +kubebuilder:validation:MinLength=1
 	Reference string `json:"reference"`
 	// Directory in the archive that has recast.yaml.
-	//
-	// +optional
 	// +kubebuilder:validation:XValidation:rule="!self.startsWith('/') && !self.contains('..')",message="path: is relative to the archive, without .."
 	// +kubebuilder:validation:MaxLength=1024
 	Path string `json:"path,omitempty"`
 	// Secret of type kubernetes.io/dockerconfigjson. recast uses it for its own registries, too.
-	//
-	// +optional
 	SecretName string `json:"secretName,omitempty"`
 	// A registry without TLS, such as one inside of the cluster.
-	//
-	// +optional
 	Insecure bool `json:"insecure,omitempty"`
 }
 
 // SecretKey is a key of a Secret of the same namespace.
 type SecretKey struct {
 	// Name of the Secret.
-	//
 	// +kubebuilder:validation:MinLength=1
 	Name string `json:"name"`
-	// +optional
 	// +kubebuilder:validation:MinLength=1
 	Key string `json:"key,omitempty"`
 }
@@ -451,18 +339,12 @@ type Secrets struct {
 	// kubeconfig of the cluster. Default of key: kubeconfig (or value, as Cluster API writes them, if you name it).
 	Kubeconfig SecretKey `json:"kubeconfig"`
 	// age key for files that sops has encrypted. Default of key: age.agekey.
-	//
-	// +optional
 	AgeKey *SecretKey `json:"ageKey,omitempty"`
 	// Files beside recast.yaml that are no part of the source, such as machine configurations.
-	//
-	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=50
 	Files []SecretFile `json:"files,omitempty"`
 	// Name of a Secret whose keys are environment variables: what hooks and notices need.
-	//
-	// +optional
 	EnvFrom string `json:"envFrom,omitempty"`
 }
 
@@ -470,7 +352,6 @@ type Secrets struct {
 type SecretFile struct {
 	SecretKey `json:",inline"`
 	// Where it is put, relative to recast.yaml.
-	//
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=1024
 	// +kubebuilder:validation:XValidation:rule="!self.startsWith('/') && !self.contains('..')",message="path: is relative to recast.yaml, without .."

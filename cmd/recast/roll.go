@@ -478,8 +478,7 @@ func traceNode(ctx context.Context, s *streams, g *globals, node, out string, de
 	})
 }
 
-func (s *streams) say(text string) { fmt.Fprintln(s.err, text) }
-
+func (s *streams) say(text string)  { fmt.Fprintln(s.err, text) }
 func (s *streams) warn(text string) { fmt.Fprintf(s.err, "warning: %s\n", text) }
 
 // withPuller runs f with a client that reads images, or with nil unless deep.

@@ -341,9 +341,7 @@ func nearest(places map[string]place, path string) place {
 }
 
 // parent cuts the last key or index off a path; the parent of a top-level key is "".
-func parent(path string) string {
-	return path[:max(strings.LastIndexAny(path, ".["), 0)]
-}
+func parent(path string) string { return path[:max(strings.LastIndexAny(path, ".["), 0)] }
 
 // maxSize is the largest configuration file; a hundred nodes take less than 20 kB.
 const maxSize = 1 << 20

@@ -287,8 +287,7 @@ func bare(s string) string { return strings.Trim(quote(s), `"`) }
 type spot struct{ path string }
 
 func (s spot) key(name string) spot { return spot{join(s.path, plain(name))} }
-
-func (s spot) item(i int) spot { return spot{s.path + "[" + strconv.Itoa(i) + "]"} }
+func (s spot) item(i int) spot      { return spot{s.path + "[" + strconv.Itoa(i) + "]"} }
 
 func join(path, name string) string {
 	if path == "" {
@@ -362,12 +361,9 @@ func (r *VMIDRange) UnmarshalText(text []byte) error {
 }
 
 func (r VMIDRange) MarshalText() ([]byte, error) { return []byte(r.String()), nil }
-
-func (r VMIDRange) String() string { return fmt.Sprintf("%d-%d", r.First, r.Last) }
-
-func (r VMIDRange) Len() int { return r.Last - r.First + 1 }
-
-func (r VMIDRange) Contains(id int) bool { return r.First <= id && id <= r.Last }
+func (r VMIDRange) String() string               { return fmt.Sprintf("%d-%d", r.First, r.Last) }
+func (r VMIDRange) Len() int                     { return r.Last - r.First + 1 }
+func (r VMIDRange) Contains(id int) bool         { return r.First <= id && id <= r.Last }
 
 // All iterates over the VMIDs of the range, lowest first.
 func (r VMIDRange) All() iter.Seq[int] {

@@ -142,8 +142,7 @@ func (s *DiskSize) UnmarshalText(text []byte) error {
 }
 
 func (s DiskSize) MarshalText() ([]byte, error) { return []byte(s.String()), nil }
-
-func (s DiskSize) String() string { return strconv.Itoa(s.GiB) + "G" }
+func (s DiskSize) String() string               { return strconv.Itoa(s.GiB) + "G" }
 
 // ShapeOf returns the shape of a node's VM: the shape of its class, overridden by the node's own settings.
 func (c *Config) ShapeOf(n Node) VM {

@@ -64,9 +64,7 @@ type node struct {
 	over bool // the run ended before its turn
 }
 
-func NewBoard(title string, began time.Time) *Board {
-	return &Board{title: title, began: began}
-}
+func NewBoard(title string, began time.Time) *Board { return &Board{title: title, began: began} }
 
 // Plan replaces the board's content by a plan that begins at that time.
 func (b *Board) Plan(at time.Time, plan planning.Plan) {
@@ -132,8 +130,7 @@ func (b *Board) node(phase planning.Phase, name string) *node {
 }
 
 func (n *node) strategy() string { return cmp.Or(n.turn.Strategy(), n.planned) }
-
-func (n *node) begun() bool { return !n.turn.Began.IsZero() && n.turn.Status != notStarted }
+func (n *node) begun() bool      { return !n.turn.Began.IsZero() && n.turn.Status != notStarted }
 
 // isAway says whether the node is down; its turn goes on.
 func (n *node) isAway() bool {
@@ -215,9 +212,7 @@ type (
 	endMsg  struct{} // the last frame was drawn
 )
 
-func tick() tea.Cmd {
-	return tea.Tick(frameInterval, func(time.Time) tea.Msg { return tickMsg{} })
-}
+func tick() tea.Cmd { return tea.Tick(frameInterval, func(time.Time) tea.Msg { return tickMsg{} }) }
 
 func (m *model) Init() tea.Cmd { return tick() }
 

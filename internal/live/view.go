@@ -175,9 +175,7 @@ func (v *View) Follow(f *Follower) error {
 	return f.Read(v.board)
 }
 
-func (v *View) Say(text string) {
-	v.tell(func(b *Board) { b.note = oneLine(text) })
-}
+func (v *View) Say(text string) { v.tell(func(b *Board) { b.note = oneLine(text) }) }
 
 // Show draws lines instead of a tree.
 func (v *View) Show(lines []string) { v.tell(func(b *Board) { b.lines = lines }) }

@@ -446,9 +446,7 @@ func (b testBoard) notes(second int, path, text string) {
 	b.See(at(second), step.Event{Path: path, Status: step.Note, Text: text})
 }
 
-func (b testBoard) titleOf(path string) string {
-	return b.titles[path]
-}
+func (b testBoard) titleOf(path string) string { return b.titles[path] }
 
 // control finishes the steps up to and including the control plane.
 func (b testBoard) control() {

@@ -395,9 +395,7 @@ var ofMessages = strings.Fields(`
 	unexpected unknown unmarshal unreachable unset unsupported until unused up upgrade use used user uses valid value values variable version wait wants was wasn't were
 	what when where whether which who with without write written wrong yaml you your`)
 
-func ofMessage(text string) bool {
-	return slices.Contains(ofMessages, strings.ToLower(text))
-}
+func ofMessage(text string) bool { return slices.Contains(ofMessages, strings.ToLower(text)) }
 
 // passphrase says whether a clause is several plain words, none of them a word of messages.
 func passphrase(clause string) bool {

@@ -814,9 +814,7 @@ func WriteRestore(w io.Writer, format string, rep pipeline.RestoreReport) error 
 }
 
 // drawAfterwards lists what a person still has to do.
-func drawAfterwards(p *page, texts []string) {
-	p.wrapped("afterwards: ", "  ", texts...)
-}
+func drawAfterwards(p *page, texts []string) { p.wrapped("afterwards: ", "  ", texts...) }
 
 func drawSnapshot(p *page, s etcd.Snapshot) {
 	p.line("  size      %d bytes", s.SizeBytes)

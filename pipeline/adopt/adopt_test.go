@@ -220,9 +220,7 @@ func one(size string, with object) object {
 	return vm
 }
 
-func reset(node string) object {
-	return object{"node": node, "on_destroy": object{"reset": true}}
-}
+func reset(node string) object { return object{"node": node, "on_destroy": object{"reset": true}} }
 
 const bpgVM, telmateVM, apply = "proxmox_virtual_environment_vm", "proxmox_vm_qemu", "talos_machine_configuration_apply"
 
