@@ -288,9 +288,7 @@ schematics/), which is also what keeps the next roll from going forward again.`,
 			f.policy.Only = args
 			if u.unnamed(args) {
 				f.again = func(plan planning.Plan) (nodes []string) {
-					for _, n := range plan.Work() {
-						nodes = append(nodes, n.Node)
-					}
+					nodes = append(nodes, cluster.Each(plan.Work(), func(n planning.NodePlan) string { return n.Node })...)
 					return nodes
 				}
 			}

@@ -238,10 +238,7 @@ type parts struct{ chosen *[]planning.What }
 func (p parts) Type() string { return "parts" }
 
 func (p parts) String() string {
-	var names []string
-	for _, what := range *p.chosen {
-		names = append(names, string(what))
-	}
+	names := cluster.Each(*p.chosen, func(what planning.What) string { return string(what) })
 	return strings.Join(names, ",")
 }
 

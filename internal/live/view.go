@@ -316,9 +316,7 @@ func (b *Board) Final(now time.Time, l Look) []string {
 func (l Look) all(parts ...[]string) []string {
 	var lines []string
 	for _, part := range parts {
-		for _, line := range part {
-			lines = append(lines, l.fit(line))
-		}
+		lines = append(lines, cluster.Each(part, l.fit)...)
 	}
 	return lines
 }
@@ -684,9 +682,7 @@ func (b *Board) Now(now time.Time) Now {
 			out.Steps = append(out.Steps, stepNow(s, now))
 		}
 	}
-	for _, n := range b.nodes {
-		out.Nodes = append(out.Nodes, n.now(now))
-	}
+	out.Nodes = append(out.Nodes, cluster.Each(b.nodes, func(n *node) NodeNow { return n.now(now) })...)
 	return out
 }
 

@@ -154,10 +154,7 @@ func TestFollowRotatedLog(t *testing.T) {
 	holds := func(f *Follower, b *Board, want ...string) {
 		t.Helper()
 		must.Do(t, f.Read(b))
-		var got []string
-		for _, n := range b.nodes {
-			got = append(got, n.name)
-		}
+		got := cluster.Each(b.nodes, func(n *node) string { return n.name })
 		must.Equal(t, "nodes", want, got)
 	}
 	turn := func() {
@@ -671,10 +668,7 @@ func TestNow(t *testing.T) {
 			tc := boards[name]
 			board := tc.tell()
 			now := board.Now(at(tc.seconds))
-			var got []string
-			for _, n := range now.Nodes {
-				got = append(got, said(n))
-			}
+			got := cluster.Each(now.Nodes, said)
 			for _, s := range now.Steps {
 				got = append(got, fmt.Sprintf("%s %s %s %d%% %s", s.Title, s.Mood, s.Took, s.Percent, s.Note))
 			}

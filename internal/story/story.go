@@ -590,10 +590,7 @@ func Read(dirs ...fs.FS) (Story, error) {
 
 // ReadDirs is Read for directories by their names, as a past run has them.
 func ReadDirs(names []string) (Story, error) {
-	var dirs []fs.FS
-	for _, name := range names {
-		dirs = append(dirs, os.DirFS(name))
-	}
+	dirs := cluster.Each(names, os.DirFS)
 	return Read(dirs...)
 }
 

@@ -64,12 +64,8 @@ func driftOf(d observe.Drift) NodeWords {
 	for _, r := range d.Reasons {
 		n.Facts = append(n.Facts, Fact{factDiffers, foreign.Line(r.Text)})
 	}
-	for _, text := range d.Unread {
-		n.Facts = append(n.Facts, Fact{factUnread, text})
-	}
-	for _, text := range d.Notes {
-		n.Facts = append(n.Facts, Fact{factNote, text})
-	}
+	n.Facts = append(n.Facts, cluster.Each(d.Unread, func(text string) Fact { return Fact{factUnread, text} })...)
+	n.Facts = append(n.Facts, cluster.Each(d.Notes, func(text string) Fact { return Fact{factNote, text} })...)
 	return n
 }
 

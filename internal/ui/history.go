@@ -53,9 +53,7 @@ func HistoryOf(runs []past.Run, problems []string, limit int, log func(past.Run)
 	if limit > 0 && len(runs) > limit {
 		h.Earlier, runs = len(runs)-limit, runs[:limit]
 	}
-	for _, r := range runs {
-		h.Runs = append(h.Runs, inALine(r, log, hide))
-	}
+	h.Runs = append(h.Runs, cluster.Each(runs, func(r past.Run) HistoryRun { return inALine(r, log, hide) })...)
 	return h
 }
 

@@ -203,10 +203,7 @@ func (p *page) list(heading string, texts []string) {
 func (p *page) next(texts ...string) { p.wrapped("next: ", "      ", texts...) }
 
 func each[T, U any](list []T, f func(T) U) (out []U) {
-	for _, v := range list {
-		out = append(out, f(v))
-	}
-	return out
+	return cluster.Each(list, f)
 }
 
 // widest is the maximum width of a column: one long name must not push everything else
@@ -255,12 +252,7 @@ func (p *page) row(t table, indent string, cells ...string) {
 		p.line("%s", line)
 		return
 	}
-	var rest []string
-	for _, cell := range cells[1:] {
-		if cell != "" {
-			rest = append(rest, cell)
-		}
-	}
+	rest := cluster.Where(cells[1:], func(cell string) bool { return cell != "" })
 	p.wrapped(indent+cells[0]+"  ", indent+"    ", strings.Join(rest, ", "))
 }
 
@@ -301,10 +293,7 @@ func (g *group) add(text, name string) {
 
 // lines returns the texts, each after its names.
 func (g *group) lines() (out []string) {
-	for _, text := range g.texts {
-		out = append(out, together(g.names[text])+": "+text)
-	}
-	return out
+	return cluster.Each(g.texts, func(text string) string { return together(g.names[text]) + ": " + text })
 }
 
 // together joins names; consecutive ones become a range: "cp1, wk003…wk499".

@@ -358,9 +358,7 @@ func TestPlanInWords(t *testing.T) {
 			must.Do(t, AdvisePlan(&text, plan))
 			var facts []string
 			for _, n := range plan.Nodes {
-				for _, f := range factsOf(n) {
-					facts = append(facts, f.Text)
-				}
+				facts = append(facts, cluster.Each(factsOf(n), func(f Fact) string { return f.Text })...)
 			}
 			words := PlanInWords(plan, same)
 			names := 0
@@ -387,10 +385,7 @@ func TestDriftInWords(t *testing.T) {
 	must.Do(t, WriteDrift(&text, "text", res))
 	words := DriftInWords(res, same)
 	requireWords(t, text.String(), words, "Talos v1.13.8 → v1.13.9", "a disk is parked", "no route to host", "wk9", "recast plan", "recast doctor")
-	var order []string
-	for _, n := range words.Nodes {
-		order = append(order, n.Node+" "+n.State+" "+string(n.Mood))
-	}
+	order := cluster.Each(words.Nodes, func(n NodeWords) string { return n.Node+" "+n.State+" "+string(n.Mood) })
 	if want := []string{"wk2 unread bad", "wk1 stale open", "cp1 in sync good"}; !slices.Equal(order, want) || words.InSync != 1 {
 		t.Errorf("nodes %q, %d in sync", order, words.InSync)
 	}

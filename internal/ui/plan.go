@@ -359,9 +359,7 @@ const (
 func factsOf(n planning.NodePlan) []Fact {
 	var out []Fact
 	add := func(label string, texts ...string) {
-		for _, text := range texts {
-			out = append(out, Fact{label, text})
-		}
+		out = append(out, cluster.Each(texts, func(text string) Fact { return Fact{label, text} })...)
 	}
 	for _, r := range n.Drift.Reasons {
 		if n.Strategy.From() == cluster.Nowhere {
@@ -410,9 +408,7 @@ func diskFacts(n planning.NodePlan) []Fact {
 			carried = factFrees
 		}
 	}
-	for _, d := range n.Carried {
-		out = append(out, Fact{carried, drawDisk(d)})
-	}
+	out = append(out, cluster.Each(n.Carried, func(d planning.DiskPlan) Fact { return Fact{carried, drawDisk(d)} })...)
 	if what := n.Strategy.Words().System; n.System != nil && what != "" {
 		if n.System.NewSize != "" {
 			what += fmt.Sprintf(" (%s → %s)", n.System.Size, n.System.NewSize)
@@ -422,9 +418,7 @@ func diskFacts(n planning.NodePlan) []Fact {
 	if len(n.Renewed) > 0 {
 		out = append(out, Fact{factRenewed, strings.Join(n.Renewed, ", ") + talosIgnores})
 	}
-	for _, f := range n.Frees {
-		out = append(out, Fact{factFrees, drawFree(f)})
-	}
+	out = append(out, cluster.Each(n.Frees, func(f parking.FreePlan) Fact { return Fact{factFrees, drawFree(f)} })...)
 	return out
 }
 
@@ -682,9 +676,7 @@ func before(p *page, plan planning.Plan) {
 	if proofs := plan.Proofs(); proofs != "" {
 		lines = append(lines, "prove "+proofs)
 	}
-	for _, t := range plan.Trials {
-		lines = append(lines, "rehearse: "+t.String())
-	}
+	lines = append(lines, cluster.Each(plan.Trials, func(t planning.Trial) string { return "rehearse: " + t.String() })...)
 	bullets(p, "Before the first node", lines)
 }
 

@@ -338,10 +338,7 @@ func TestReportDrawsHooks(t *testing.T) {
 	} {
 		p.Emit(e)
 	}
-	var nodes []string
-	for _, n := range p.Fared().Nodes {
-		nodes = append(nodes, n.Node)
-	}
+	nodes := cluster.Each(p.Fared().Nodes, func(n NodeFared) string { return n.Node })
 	must.Equal(t, "nodes", "wk1 wk2 wk3", strings.Join(nodes, " "))
 	began := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
 	drawn(t, "report-hooks", func(b *bytes.Buffer) error {

@@ -551,13 +551,8 @@ type extraFile struct {
 
 // write creates all files in a temporary directory, locks them there, and then moves them to their places.
 func (in *initial) write(ctx context.Context) error {
-	var files []string
-	for _, p := range in.plans {
-		files = append(files, p.file())
-	}
-	for _, f := range in.extra {
-		files = append(files, f.name)
-	}
+	files := cluster.Each(in.plans, plannedSchematic.file)
+	files = append(files, cluster.Each(in.extra, func(f extraFile) string { return f.name })...)
 	if err := Vacant(in.Dir, in.Force, files...); err != nil {
 		return err
 	}

@@ -325,11 +325,7 @@ var vmAllowed = regexp.MustCompile(`^(?:(?:scsi|virtio|sata|ide|unused|efidisk|t
 // ourVMs returns the VMs of nodes, their holders, and recast's own VMs.
 func (g *gathering) ourVMs(vms []cluster.VM) []bundledVM {
 	out := []bundledVM{}
-	for _, vm := range vms {
-		if g.isOurs(vm) {
-			out = append(out, bundled(vm))
-		}
-	}
+	out = append(out, cluster.Each(cluster.Where(vms, func(vm cluster.VM) bool { return g.isOurs(vm) }), bundled)...)
 	return out
 }
 
