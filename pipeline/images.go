@@ -95,7 +95,6 @@ func Lock(ctx context.Context, p Project, c Images, o LockOptions) (LockResult, 
 	return res, nil
 }
 
-// rebuild marks the schematics to build again.
 func rebuild(files map[string]schematics.File, names []string) error {
 	for _, name := range names {
 		f, ok := files[name]
@@ -124,7 +123,6 @@ func changes(nodes []config.Node, before, after schematics.Lock) []LockChange {
 	return list
 }
 
-// request reads the configured schematic files.
 func request(c *config.Config) (schematics.Request, error) {
 	req := schematics.Request{
 		Talos: c.Talos.Version, TalosPlace: placed(c, "talos.version"), Arch: c.Images.Arch, Platform: c.Images.Platform, SecureBoot: c.Images.SecureBoot,
@@ -172,7 +170,6 @@ func Build(ctx context.Context, p Project, c Images, run *step.Runner) (schemati
 	return w.build(ctx, w.hasDisk, nil)
 }
 
-// workshop builds and publishes the images of one lock.
 type workshop struct {
 	Project
 	images Images
@@ -214,7 +211,6 @@ func (w workshop) build(ctx context.Context, disk func(string) bool, published f
 	return w.ledger.Lock(), errors.Join(err, verifier.Close())
 }
 
-// signature is the configured policy for signatures of installers.
 func (w workshop) signature() images.SignaturePolicy {
 	p := images.SignaturePolicy{Mode: images.SignatureMode(w.Config.Images.Signature)}
 	if file := w.Config.Images.SigningKey; file != "" {
@@ -496,7 +492,6 @@ func Prune(ctx context.Context, p Project, px cluster.Proxmox, shelf images.Shel
 	return pr.rep, err
 }
 
-// pruning is a running Prune.
 type pruning struct {
 	Project
 	px    cluster.Proxmox
@@ -611,7 +606,6 @@ func (p *pruning) mayPrune(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// judge judges everything of the selected kinds.
 func (p *pruning) judge(ctx context.Context) (parked prune.ParkingPruner, err error) {
 	uses, err := p.shelf.Uses(ctx)
 	if err != nil {
@@ -791,12 +785,10 @@ func needed(p Project, vms []cluster.VM, of func(schematics.Lock, schematics.Loc
 	return need, nil
 }
 
-// imageNames are the ISO's and the disk image's.
 func imageNames(_ schematics.Lock, e schematics.Locked) []string {
 	return []string{e.ISO.Name, e.Disk.Name}
 }
 
-// judgeMirror judges every installer of recast in the mirror.
 func (p *pruning) judgeMirror(ctx context.Context, vms []cluster.VM) ([]images.MirrorVerdict, error) {
 	need, err := needed(p.Project, vms, installerNames)
 	if err != nil {
@@ -844,7 +836,6 @@ func (p *pruning) retention() prune.Retention {
 	return r
 }
 
-// judgeDisks judges every old system disk and every parking VM of this cluster.
 func (p *pruning) judgeDisks(ctx context.Context, vms []cluster.VM, uses []images.Use) (prune.ParkingPruner, error) {
 	pr := p.parkingPruner()
 	pr.Kept, pr.VMs = prune.JudgeParked(vms, clusterUses(uses), p.retention())

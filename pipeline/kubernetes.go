@@ -346,7 +346,6 @@ type RestoreReport struct {
 	Afterwards   []string  `json:"afterwards,omitempty"` // what a person still has to do
 }
 
-// begunRestore identifies a restore that was started.
 type begunRestore struct {
 	UUID, SHA256 string
 	Bootstrapped time.Time // right before the request to Talos: etcd data is from then; zero: not yet

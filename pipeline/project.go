@@ -289,7 +289,6 @@ func hasConfig(dir, node string, rec parking.Record) (bool, error) {
 	return found && err == nil, err
 }
 
-// pastBuilds returns the builds of past locks, by ID.
 func pastBuilds(p Project) (map[string]cluster.Build, error) {
 	h, err := schematics.ReadHistory(p.Locks().Dir)
 	if err != nil {
@@ -305,7 +304,6 @@ func pastBuilds(p Project) (map[string]cluster.Build, error) {
 	return builds, nil
 }
 
-// awaitTasks waits for Proxmox tasks of an earlier run of this cluster.
 func awaitTasks(ctx context.Context, p Project, px cluster.Tasks, vms []cluster.VM, say func(string)) error {
 	var nodes []cluster.Wanted
 	for _, n := range p.Config.Nodes {

@@ -137,7 +137,6 @@ func (w *work) single(ctx context.Context, makePlan func([]cluster.Wanted, obser
 	})
 }
 
-// work is a running command that changes nodes.
 type work struct {
 	Project
 	machines    Machines

@@ -209,7 +209,6 @@ func (t *tally) took(n planning.NodePlan) (took cluster.Took, measured bool) {
 	return cluster.Took{}, false
 }
 
-// keepRuns is how many finished runs are kept, with journal, log and report.
 const keepRuns = 100
 
 // pruneRuns removes the oldest finished runs. It keeps a run that a parking VM names: its
@@ -540,7 +539,6 @@ func (w *work) keepHook(j *journal.Journal, run planning.HookRun, i int) error {
 	return j.Put("hooks/"+strings.ToLower(string(run.Point))+"/"+strconv.Itoa(i+1), run)
 }
 
-// keepLastHook records a hook after the run in the last journal.
 func (w *work) keepLastHook(run planning.HookRun, i int) error {
 	j, err := journal.Open(w.Runs().Dir, journal.Options{Run: w.hooks.journal, Sync: w.o.JournalSync})
 	if err != nil {
@@ -677,7 +675,6 @@ func noticeText(n cluster.Notice) string {
 	return text
 }
 
-// named lists nodes, or only their number if there are many.
 func named(label string, nodes []string) string {
 	const few = 5
 	switch {
@@ -779,7 +776,6 @@ func (s claimedStore) send(ctx context.Context, change func(context.Context) err
 	return err
 }
 
-// found returns the claim, held or left over, if there is one.
 func (c *claiming) found(ctx context.Context, vms []cluster.VM) (claim.State, bool, error) {
 	s, found, err := claim.Peek(vms, c.Config.Cluster, c.ClaimID())
 	switch {

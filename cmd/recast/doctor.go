@@ -111,7 +111,6 @@ nodes[].vmid.`,
 	return c
 }
 
-// checkTerraform checks what a plan of Terraform would do to the nodes.
 func checkTerraform(ctx context.Context, s *streams, p pipeline.Project, file, out string) error {
 	doc, err := readTerraform(s, file)
 	if err != nil {
@@ -177,7 +176,6 @@ func doctorSources(s *streams, p pipeline.Project, cl *closers) checkup.Sources 
 	return src
 }
 
-// endpoints makes one client for each endpoint.
 func endpoints(s *streams, p pipeline.Project, cl *closers) []checkup.Endpoint {
 	var out []checkup.Endpoint
 	for _, url := range p.Config.Proxmox.Endpoints {
@@ -215,7 +213,6 @@ func (w *slow) say(s *streams, text string) {
 	})
 }
 
-// end stops further output.
 func (w *slow) end() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -540,7 +537,6 @@ func shownBy(s *streams, g *globals, p pipeline.Project) web.Options {
 	}
 }
 
-// read calls f with the machines of the project.
 func read[T any](ctx context.Context, s *streams, g *globals, f func(context.Context, pipeline.Project, pipeline.Machines) (T, error)) (res T, err error) {
 	err = g.withMachines(ctx, s, func(ctx context.Context, p pipeline.Project, m pipeline.Machines) error {
 		res, err = f(ctx, p, m)

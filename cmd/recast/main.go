@@ -38,7 +38,6 @@ func main() {
 	os.Exit(run(os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
 }
 
-// run is the whole program as a function. It returns the exit code.
 func run(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	s := &streams{in: stdin, out: stdout, err: &console{Writer: stderr}, interrupts: &interrupts{}}
 	ctx, stop := interruptible(context.Background(), s)
@@ -106,7 +105,6 @@ func (s *streams) exit(c *cobra.Command, err error) int {
 	return code
 }
 
-// whereRunbook says where to read the page of a code.
 func whereRunbook(code fault.Code) string {
 	return fmt.Sprintf("recast runbook %s (%s)", code, runbooks.URL(string(code)))
 }
@@ -353,7 +351,6 @@ func usageErrors(c *cobra.Command) {
 	}
 }
 
-// observe adds log, metrics and traces to every command.
 func (g *globals) observe(root *cobra.Command, s *streams) {
 	root.PersistentFlags().StringVar(&g.log, "log-file", "", "append a log to this `file`, as JSON lines")
 	root.PersistentFlags().StringVar(&g.metrics, "metrics-file", "", "write metrics to this `file`, for node_exporter")
@@ -434,7 +431,6 @@ func builtFrom() string {
 	return fmt.Sprintf("recast %s (%s)\n", version, strings.Join(built, ", "))
 }
 
-// revision is the commit that recast was built from.
 func revision() string {
 	if commit != "" {
 		return commit

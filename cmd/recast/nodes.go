@@ -206,7 +206,6 @@ command, or with recast roll; recast undo NODE cancels it.`,
 	return c
 }
 
-// freeRemoved frees the disks of a node that was removed.
 func freeRemoved(c *cobra.Command, s *streams, g *globals, f rollFlags, node string) error {
 	p, err := g.open()
 	if err != nil {
@@ -215,7 +214,6 @@ func freeRemoved(c *cobra.Command, s *streams, g *globals, f rollFlags, node str
 	return runPrune(c, s, p, pipeline.PruneOptions{Removed: node, Holder: holder.This(), Dead: holder.Dead, Suspended: holder.Suspended}, f.yes, f.out)
 }
 
-// runPrune removes what the options say, and prints the result.
 func runPrune(c *cobra.Command, s *streams, p pipeline.Project, o pipeline.PruneOptions, yes bool, out string) error {
 	var cl closers
 	defer cl.close()
@@ -538,7 +536,6 @@ func encrypted(ctx context.Context, s *streams, dir string) func(configs.Config)
 	}
 }
 
-// shownConfig is the text of a configuration, with or without its secrets.
 func shownConfig(c configs.Config, secrets bool) ([]byte, error) {
 	if secrets {
 		return c.Text, nil

@@ -221,7 +221,6 @@ func named(p *planning.Policy, nodes []string) error {
 	return nil
 }
 
-// labels is the flag that chooses nodes by labels.
 type labels struct{ chosen *cluster.Selector }
 
 func (l labels) Type() string   { return "labels" }
@@ -428,7 +427,6 @@ of --metrics-file.`,
 	return c
 }
 
-// driftOutcome derives the exit code and error of drift from its result.
 func driftOutcome(res pipeline.DriftResult) (code int, err error) {
 	switch {
 	case res.Unread > 0:
@@ -451,7 +449,6 @@ func drift(ctx context.Context, s *streams, p pipeline.Project, m pipeline.Machi
 	return res, err
 }
 
-// traceNode shows how a running node traces back to a lock.
 func traceNode(ctx context.Context, s *streams, g *globals, node, out string, deep bool) error {
 	return g.withMachines(ctx, s, func(ctx context.Context, p pipeline.Project, m pipeline.Machines) error {
 		var res observe.Provenance

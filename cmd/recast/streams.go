@@ -141,7 +141,6 @@ const (
 	progressJSON  = "json"
 )
 
-// setProgress stores the command that runs, and how its steps are shown.
 func (s *streams) setProgress(command, progress string) error {
 	switch progress {
 	case progressAuto, progressLive, progressPlain, progressJSON:
@@ -230,7 +229,6 @@ func (t *stepDisplay) hold() (goOn func()) {
 	return t.view.Resume
 }
 
-// plan sets the plan that the display shows.
 func (t *stepDisplay) plan(p planning.Plan) {
 	if t.view != nil {
 		t.view.Plan(p)

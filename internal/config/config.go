@@ -466,7 +466,6 @@ func firstInvalid(data []byte) int {
 	return -1
 }
 
-// syntax reports an error of the YAML parser.
 func (r *report) syntax(err error, data []byte) {
 	at, message := place{1, 1}, err.Error()
 	if e, ok := errors.AsType[*yaml.LoadError](err); ok {
@@ -537,7 +536,6 @@ func (c *Config) IsSurge(node string) bool {
 	return slices.ContainsFunc(c.Nodes, func(n Node) bool { return n.Surge && n.Name == node })
 }
 
-// surge checks the surge nodes, and how many of them a roll asks for.
 func (k checker) surge() {
 	nodes := 0
 	for i, n := range k.c.Nodes {
@@ -894,7 +892,6 @@ func (k checker) storages(list string, names []string, content string) {
 	k.names(list, "of a Proxmox storage", names)
 }
 
-// imager checks how the imager is run, and that its output has a mirror.
 func (k checker) imager() {
 	im := k.c.Images
 	if !matches(im.Imager.Image, registryHost+repositoryPath) {
@@ -945,7 +942,6 @@ func (k checker) schematics() {
 	}
 }
 
-// extensions checks the extensions that a schematic names by reference.
 func (k checker) extensions(path string, s Schematic) {
 	if !k.given(path) || k.bad[path] {
 		return

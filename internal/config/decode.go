@@ -49,7 +49,6 @@ func (r *report) decode(n *yaml.Node, at spot, out reflect.Value, f field) {
 	}
 }
 
-// decodeSection decodes a mapping with known keys.
 func (r *report) decodeSection(n *yaml.Node, at spot, out reflect.Value) {
 	fields := fieldsOf(out.Type())
 	for key, value := range r.pairs(n, at.path) {
@@ -67,7 +66,6 @@ func (r *report) decodeSection(n *yaml.Node, at spot, out reflect.Value) {
 	}
 }
 
-// decodeEntries decodes a mapping from names to values.
 func (r *report) decodeEntries(n *yaml.Node, at spot, out reflect.Value) {
 	out.Set(reflect.MakeMap(out.Type()))
 	for key, value := range r.pairs(n, at.path) {
@@ -77,7 +75,6 @@ func (r *report) decodeEntries(n *yaml.Node, at spot, out reflect.Value) {
 	}
 }
 
-// decodeItems decodes a list.
 func (r *report) decodeItems(n *yaml.Node, at spot, out reflect.Value) {
 	out.Set(reflect.MakeSlice(out.Type(), len(n.Content), len(n.Content)))
 	for i, item := range n.Content {
@@ -87,7 +84,6 @@ func (r *report) decodeItems(n *yaml.Node, at spot, out reflect.Value) {
 	}
 }
 
-// decodeScalar decodes a single value.
 func (r *report) decodeScalar(n *yaml.Node, at spot, out reflect.Value, f field) {
 	if n.ShortTag() == "!!null" {
 		r.add(at.path, "has no value: give it one or remove it")
@@ -239,7 +235,6 @@ func (r *report) unknownKey(at spot, key string, fields []field) {
 	r.add(at.path, "unknown key, expected one of %s", strings.Join(known, ", "))
 }
 
-// nameOfType describes the values that a key accepts.
 func nameOfType(t reflect.Type) string {
 	if text, is := texts[t]; is {
 		return text.words
@@ -258,7 +253,6 @@ func nameOfType(t reflect.Type) string {
 	}
 }
 
-// nameOfNode describes a value of the file.
 func nameOfNode(n *yaml.Node) string {
 	switch n.Kind {
 	case yaml.SequenceNode:

@@ -279,7 +279,6 @@ func joined(given map[string]string) string {
 	return strings.Join(out, ",")
 }
 
-// systemDisks completes each node's systemDisk from its class.
 func (c *Config) systemDisks() {
 	for i, n := range c.Nodes {
 		for _, d := range c.ShapeOf(n).Disks {
@@ -529,7 +528,6 @@ const (
 	dnsName    = `[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?`
 )
 
-// objectKeys are the keys of a gate that select objects.
 var objectKeys = []string{"apiVersion", "kind", "namespace", "name", "labelSelector", "expr", "optional"}
 
 func (k checker) gates() {
@@ -665,7 +663,6 @@ type Hook struct {
 	Timeout Duration `yaml:"timeout"`
 }
 
-// hookList is one list of hooks and its path in the file.
 type hookList struct {
 	path  string
 	hooks []Hook
@@ -695,7 +692,6 @@ func (k checker) hooks() {
 	}
 }
 
-// env checks the names of the variables to pass to a program.
 func (r *report) env(path string, names []string) {
 	for i, name := range names {
 		at := fmt.Sprintf("%s.env[%d]", path, i)
@@ -737,7 +733,6 @@ const (
 	headerName = "[-A-Za-z0-9!#$%&'*+.^_`|~]+"
 )
 
-// noticeEvents are the values of "on".
 var noticeEvents = []string{"start", "failure", "end"}
 
 func (k checker) webhooks() {

@@ -137,7 +137,6 @@ func (n *node) isAway() bool {
 	return !n.turn.AwayFrom.IsZero() && n.turn.AwayTo.IsZero() && n.turn.Ended.IsZero()
 }
 
-// text says how the node's turn ended, or which step has failed.
 func (n *node) text() string {
 	cause := n.turn.Failure
 	if cause == nil || n.turn.Text != "" {
@@ -159,7 +158,6 @@ func (n *node) current() *story.Stage {
 	return nil
 }
 
-// text is the latest note of a step, or how it ended.
 func text(s *story.Stage) string {
 	switch {
 	case s.Ended.IsZero():
@@ -432,7 +430,6 @@ func (f *Follower) take(b *Board, file io.ReaderAt, size int64) error {
 	}
 }
 
-// logged adds one line of a log.
 func (b *Board) logged(text []byte) {
 	l, ok := story.Parse(text)
 	if ok && l.Msg == "command" && l.Status == step.Started.String() {
@@ -486,10 +483,8 @@ func pad(s string, width int) string {
 	return s + strings.Repeat(" ", max(0, width-ansi.StringWidth(s)))
 }
 
-// took is a duration to the second.
 func took(d time.Duration) string { return max(0, d).Round(time.Second).String() }
 
-// about is an estimated duration.
 func about(d time.Duration) string {
 	switch {
 	case d < 90*time.Second:
@@ -501,7 +496,6 @@ func about(d time.Duration) string {
 	return fmt.Sprintf("about %dh%dm", int(d.Hours()), int(d.Minutes())%60)
 }
 
-// barCells is the width of a transfer's bar.
 const barCells = 20
 
 func bar(done, total int64) string {
@@ -509,7 +503,6 @@ func bar(done, total int64) string {
 	return "[" + strings.Repeat("█", full) + strings.Repeat("░", barCells-full) + "]"
 }
 
-// names lists at most few names and counts the rest.
 func names(of []string, few int) string {
 	last := ""
 	switch {

@@ -421,7 +421,6 @@ func noteLines(now time.Time, l Look, indent string, s *story.Stage) []string {
 // stale is the age from which a note's age is shown.
 const stale = 5 * time.Second
 
-// group draws the nodes of one phase, or all of them.
 func (b *Board) group(now time.Time, l Look, level detail, wide int, nodes []*node) []string {
 	var lines, done, waiting []string
 	for _, n := range nodes {
@@ -510,7 +509,6 @@ func stoppedWords(begun bool) string {
 	return map[bool]string{true: "stopped before it was done", false: "not started"}[begun]
 }
 
-// awayWords says how long a node has been down, and the expected outage.
 func (n *node) awayWords(now time.Time) string {
 	text := took(now.Sub(n.turn.AwayFrom))
 	if n.outage > 0 {
@@ -519,7 +517,6 @@ func (n *node) awayWords(now time.Time) string {
 	return text
 }
 
-// late says whether the node is down for longer than expected.
 func (n *node) late(now time.Time) bool { return n.outage > 0 && now.Sub(n.turn.AwayFrom) > n.outage }
 
 // clockCells is the width of most durations.
@@ -554,7 +551,6 @@ func (b *Board) foot(now time.Time, l Look) []string {
 	return append(b.totals(now, l), b.dialogue(l)...)
 }
 
-// totals counts the nodes and estimates the remaining time.
 func (b *Board) totals(now time.Time, l Look) []string {
 	if len(b.nodes) == 0 {
 		return nil

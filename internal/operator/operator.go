@@ -65,7 +65,6 @@ type Shared struct {
 	Image  string // of Jobs
 }
 
-// apply creates or updates an object by server-side apply, with owner as its owner.
 func (s *Shared) apply(ctx context.Context, owner, o client.Object) error {
 	if err := controllerutil.SetOwnerReference(owner, o, s.Scheme); err != nil {
 		return err
@@ -108,7 +107,6 @@ type verdict struct {
 	reason, message             string
 }
 
-// tell sets the conditions Ready, Progressing and Stalled.
 func (c conditions) tell(v verdict) {
 	c.set(v1alpha1.ConditionReady, v.ready, v.reason, v.message)
 	c.set(v1alpha1.ConditionProgressing, v.progressing, v.reason, v.message)
@@ -161,7 +159,6 @@ func (a *agenda) result() ctrl.Result {
 	return ctrl.Result{RequeueAfter: max(soon, a.again.Sub(a.now))}
 }
 
-// schedules holds the schedules of a spec, parsed.
 type schedules struct {
 	drift   window.Schedule
 	windows window.Set
@@ -350,7 +347,6 @@ type Metrics struct {
 	Context context.Context
 }
 
-// scrapeTime limits the time of a scrape.
 const scrapeTime = 10 * time.Second
 
 var (
@@ -554,7 +550,6 @@ func (l *look) wants(source string) string {
 	return fmt.Sprintf("source=%s spec=%s after=%s", source, asked, l.rolls.finished())
 }
 
-// due says whether a check has to begin.
 func (l *look) due(wanted string) bool {
 	c := l.cluster.Status.Check
 	if c == nil || c.For != wanted {
@@ -572,7 +567,6 @@ func (l *look) due(wanted string) bool {
 	return due
 }
 
-// checkJob returns the name of the newest check's Job.
 func (l *look) checkJob() string {
 	return job.Name(l.cluster.Name, attempt.Check, l.cluster.Status.Checks)
 }
@@ -723,7 +717,6 @@ func (l *look) action() v1alpha1.RollAction {
 	return v1alpha1.ActionNodes
 }
 
-// mayMakeRoll says whether to make an ImageRoll for the drift found by the newest check.
 func (l *look) mayMakeRoll(wanted string) bool {
 	c := l.cluster.Status.Check
 	return !l.cluster.Spec.Suspend && l.cluster.Spec.Rolls.Create != v1alpha1.CreateNever &&
@@ -810,7 +803,6 @@ func (l *look) nextWindow() {
 	l.lookAgain(next)
 }
 
-// hash returns a short fingerprint of values.
 func hash(values ...any) string {
 	b, err := json.Marshal(values)
 	if err != nil {

@@ -106,7 +106,6 @@ func (t *turn) step(ctx context.Context) (v1alpha1.RollPhase, verdict, error) {
 	return t.next(ctx)
 }
 
-// running returns phase and reason while an attempt runs.
 func (t *turn) running() (v1alpha1.RollPhase, string) {
 	if t.kind() == attempt.Plan {
 		return v1alpha1.PhasePlanning, v1alpha1.ReasonPlanning
@@ -301,7 +300,6 @@ func rollMessage(r *v1alpha1.ImageRoll) string {
 	return "not begun"
 }
 
-// judge returns the verdict on a cluster.
 func (l *look) judge(wanted string) verdict {
 	s := l.cluster.Status
 	roll := l.rolls.active()
@@ -335,7 +333,6 @@ func (l *look) judge(wanted string) verdict {
 	return v
 }
 
-// problems describes why a check failed.
 func problems(c *v1alpha1.Check) string {
 	if len(c.Problems) == 0 {
 		return fmt.Sprintf("recast ended with exit code %d: kubectl logs job/%s", c.ExitCode, c.Job)
@@ -350,7 +347,6 @@ func (l *look) inSync(wanted string) bool {
 	return c != nil && c.For == wanted && c.ExitCode == attempt.ExitDone && l.cluster.Status.Nodes != nil
 }
 
-// drifted sets the condition Drifted.
 func (l *look) drifted(c conditions) {
 	s := l.cluster.Status
 	switch {
@@ -392,7 +388,6 @@ func (l *look) tell(ctx context.Context, v verdict) error {
 	return l.annotate(ctx, v)
 }
 
-// event records an Event of the object, for people who look at it.
 func (s *Shared) event(o client.Object, v verdict, action string) {
 	kind := corev1.EventTypeNormal
 	if v.stalled {
@@ -564,7 +559,6 @@ func (t *turn) exitCode(ctx context.Context, j *batchv1.Job, succeeded bool) (*i
 	return nil, nil
 }
 
-// attemptReason returns the reason for an exit code.
 func attemptReason(code *int32) string {
 	const signalled = 128
 	switch {
@@ -623,7 +617,6 @@ func (s *Shared) slow(ctx context.Context, a *agenda, j *batchv1.Job) string {
 	return message + ": " + podTrouble(&pods[0], a.now)
 }
 
-// podTrouble says why a pod does not run.
 func podTrouble(p *corev1.Pod, now time.Time) string {
 	if p.DeletionTimestamp != nil && p.DeletionTimestamp.Time.Before(now) {
 		return fmt.Sprintf("pod %s does not end: kubectl get node %s shows whether its machine is there; if that is NotReady, and off for good: kubectl delete pod %s --force", p.Name, p.Spec.NodeName, p.Name)
@@ -732,7 +725,6 @@ func (l *look) annotations(v verdict) map[string]string {
 	return out
 }
 
-// targetStatus returns the status of what one -target annotation asks for.
 func (l *look) targetStatus(v verdict, roll *v1alpha1.ImageRoll, action v1alpha1.RollAction, target string) string {
 	active := l.rolls.active()
 	switch {
@@ -829,7 +821,6 @@ func (h History) active() *v1alpha1.ImageRoll {
 	return nil
 }
 
-// rolling says whether an ImageRoll has begun and is not finished.
 func (h History) rolling() bool {
 	return slices.ContainsFunc(h, func(r v1alpha1.ImageRoll) bool { return !r.Status.Phase.Finished() && r.Status.Started != nil })
 }

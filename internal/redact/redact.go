@@ -149,7 +149,6 @@ func (r Redactor) Text(text string) string {
 // word that is no secret.
 var surelySecret = regexp.MustCompile(`(?i)TOKEN|SECRET|PASSW|PASSPHRASE|CREDENTIAL|WEBHOOK|COOKIE`)
 
-// secretVariable matches the names of environment variables with secret values.
 var secretVariable = regexp.MustCompile(`(?i)TOKEN|SECRET|PASSW|PASSPHRASE|KEY|HEADERS|CREDENTIAL|WEBHOOK|_URL$|COOKIE`)
 
 // namesPlace matches the names of variables that hold the place of a secret: messages about the place name it.
@@ -269,7 +268,6 @@ func Named(path []string, value string) bool {
 // files, manifests, environments, request headers, SideroLink's URL with its token.
 var foreign = regexp.MustCompile(`(?i)^(?:contents?|manifest|data|stringData|headers|extraManifestHeaders|env|environment|variables|apiUrl)$`)
 
-// proxies matches the environment variables that stay visible.
 var proxies = regexp.MustCompile(`(?i)^(?:https?|no|all)_proxy$`)
 
 // Foreign says whether the field at path holds another program's text. Any part of such a text may be secret.
@@ -527,7 +525,6 @@ func (r Redactor) JSON(data []byte) []byte { return InJSON(data, r.Text) }
 // numbers, and the beginnings and ends of objects and lists.
 var tokens = regexp.MustCompile(`"(?:[^"\\]|\\.)*"(?:\s*:)?|-?[0-9][0-9.eE+-]*|[{}\]]`)
 
-// secretField matches the names of fields with secret values.
 var secretField = regexp.MustCompile(`(?i)(?:` + secretWords + `|` + headers + `)$`)
 
 // InJSON calls hide with every string and number of the JSON, unescaped. It replaces the whole value of a field with

@@ -218,7 +218,6 @@ func (v view) facts() []fact {
 	return facts
 }
 
-// versions are the versions of recast that worked on the run.
 func versions(r Run) string {
 	var list []string
 	note := func(version string) {
@@ -297,7 +296,6 @@ func (v view) days() bool {
 	return day(from) != day(to)
 }
 
-// missing lists what is not in the report, and why.
 func (v view) missing() []string {
 	var out []string
 	for _, text := range v.Past.Problems {
@@ -365,7 +363,6 @@ func (v view) nextOfRollback() []string {
 	return next
 }
 
-// cameTo says whether a node had a turn.
 func (v view) cameTo(node string) bool {
 	return slices.ContainsFunc(v.Story.Turns, func(t *story.Turn) bool {
 		return t.Node == node && !t.Began.IsZero() && t.Status != "not started"
@@ -421,7 +418,6 @@ func (a axis) bar(from, to time.Time, kind, label string) bar {
 	return b
 }
 
-// row is one node in the drawing of the run.
 type row struct {
 	Node, Mood, Text string
 	Bars             []bar
@@ -569,7 +565,6 @@ func (v view) stages(t *story.Turn) (stages []stage, bars []bar) {
 	return stages, bars
 }
 
-// others are the steps that belong to no node.
 func (v view) others() (out []stage) {
 	for _, s := range v.Story.Steps {
 		g := stage{Stage: s, Took: took(cmp.Or(s.Ended, v.Story.To).Sub(s.Began)), Ends: s.Fate(v.Past.Result)}
@@ -578,7 +573,6 @@ func (v view) others() (out []stage) {
 	return out
 }
 
-// legend is a kind of stage and its meaning.
 type legend struct{ Kind, Text string }
 
 // kinds are the kinds of stages, in the order of a node's turn.
@@ -608,7 +602,6 @@ func kindOf(s *story.Stage) string {
 	return "finish"
 }
 
-// legendOf explains the kinds that are drawn.
 func legendOf(cards []card) []legend {
 	drawn := map[string]bool{}
 	for _, c := range cards {
@@ -628,7 +621,6 @@ func legendOf(cards []card) []legend {
 	return out
 }
 
-// outageOf is the expected outage of a node, for the plan.
 func outageOf(n planning.NodePlan) string {
 	if n.OutageSeconds == 0 {
 		return ""
@@ -636,7 +628,6 @@ func outageOf(n planning.NodePlan) string {
 	return seconds(n.OutageSeconds)
 }
 
-// chart is a number over time.
 type chart struct {
 	Name, Text    string
 	Line          string // of the drawing
@@ -695,7 +686,6 @@ func (v view) charts() []chart {
 	return out
 }
 
-// chart draws readings: each holds until the next.
 func (v view) chart(readings []reading, lack string) (c chart, any bool) {
 	known := slices.DeleteFunc(slices.Clone(readings), func(r reading) bool { return !r.known })
 	if len(known) == 0 {
@@ -744,7 +734,6 @@ func (v view) line(readings []reading, c chart) (line string, gaps []bar) {
 	return b.String(), gaps
 }
 
-// changes lists the readings that differ from the one before.
 func changes(readings []reading, lack string) (out []change) {
 	last := ""
 	for _, r := range readings {

@@ -225,7 +225,6 @@ func (s Story) NotBack() []string {
 	return names
 }
 
-// pastRuns is how many runs are read for durations.
 const pastRuns = 50
 
 // Durations returns how long nodes took in earlier runs, newest first. dir is that of the runs.
@@ -419,7 +418,6 @@ func (f *Fold) turn(at time.Time, begins bool, phase planning.Phase, node string
 	return turn
 }
 
-// see adds an event of the node's own step.
 func (t *Turn) see(at time.Time, e step.Event) {
 	t.Title = cmp.Or(e.Title, t.Title)
 	switch e.Status {
@@ -468,7 +466,6 @@ func depth(below []string) int {
 	return 1
 }
 
-// stageName is the stage of a step below a node.
 func stageName(below []string) string {
 	switch name := below[len(below)-1]; {
 	case name == "settle":
@@ -495,7 +492,6 @@ func (f *Fold) cutOff() {
 	clear(f.turns)
 }
 
-// stages lists the stages of a turn's steps.
 func (t *Turn) stages() (all []*Stage) {
 	for _, s := range t.Steps {
 		if s.Name == s.Path {

@@ -113,7 +113,6 @@ func unreadable(err error) error {
 	return err
 }
 
-// module reads a module and the modules within it.
 func (d *Document) module(m *tfjson.StateModule) error {
 	if m == nil {
 		return nil
@@ -204,7 +203,6 @@ func imageOf(v values) Image {
 	return im
 }
 
-// talos reads a resource or data source of the Talos provider.
 func (d *Document) talos(address, kind string, v values) {
 	m := Machine{Address: address, Node: v.text("node")}
 	switch kind {
@@ -370,7 +368,6 @@ func vmOf(address, kind string, v values) (VM, error) {
 	return vm, nil
 }
 
-// fill reads the attributes, by the VM's type.
 func (vm *VM) fill(v values) {
 	switch vm.Type {
 	case "proxmox_vm_qemu":
@@ -531,7 +528,6 @@ func (vm *VM) telmateDisk(d values) {
 	}
 }
 
-// telmateBus reads the disks of a bus in the block "disks".
 func (vm *VM) telmateBus(bus values) {
 	for slot := range bus {
 		b := bus.block(slot)

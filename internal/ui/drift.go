@@ -49,7 +49,6 @@ func drawDrifts(p *page, res pipeline.DriftResult) {
 // wordInSync is the state of a node that matches the lock.
 const wordInSync = "in sync"
 
-// driftOf says what a node runs and what it should run.
 func driftOf(d observe.Drift) NodeWords {
 	n := NodeWords{d.Node, wordInSync, green, []string{"no Talos was read", "wanted build " + words.Short(d.Build)}, nil}
 	switch {
@@ -69,7 +68,6 @@ func driftOf(d observe.Drift) NodeWords {
 	return n
 }
 
-// driftSum summarizes the states of the nodes.
 func driftSum(res pipeline.DriftResult) string {
 	switch {
 	case res.Unread > 0 && res.Stale > 0:
@@ -132,7 +130,6 @@ func unlisted(res pipeline.DriftResult) string {
 	return "not in recast.yaml, so recast leaves it alone: " + together(res.Unlisted)
 }
 
-// hints returns what to run next, by the result.
 func hints(nodes []observe.Drift) []string {
 	var out []string
 	order, _ := codes(nodes)
@@ -186,7 +183,6 @@ func driftMarkdown(p *page, res pipeline.DriftResult) {
 	bullets(p, "Next", hints(res.Nodes))
 }
 
-// driftCells are the table cells of one node after its name.
 func driftCells(d observe.Drift) string {
 	n := driftOf(d)
 	state := n.State
@@ -313,7 +309,6 @@ func junitHeld(res pipeline.DriftResult) junitCase {
 	return c
 }
 
-// junitOf converts a node to a test case.
 func junitOf(name string, d observe.Drift) junitCase {
 	c := junitCase{Name: d.Node, Classname: "recast.drift." + name, Time: "0"}
 	lines := each(d.Unread, func(u string) string { return "unread: " + u })
@@ -386,7 +381,6 @@ const mostChanges = 8
 // widestValue is how many characters of a value are shown.
 const widestValue = 100
 
-// fileFacts returns what the node's file in talos.machineConfigs changes.
 func fileFacts(n planning.NodePlan) []Fact {
 	file := n.ConfigFile
 	switch {
@@ -406,7 +400,6 @@ func fileFacts(n planning.NodePlan) []Fact {
 	return out
 }
 
-// drawChange is one line about a field that differs between a file and the running configuration.
 func drawChange(c config.Change) string {
 	where := c.Document
 	if c.Path != "" {
@@ -427,7 +420,6 @@ func drawChange(c config.Change) string {
 	return where + ": " + cut(c.Found) + " → " + cut(c.Wanted)
 }
 
-// changes lists fields that differ, each in one line.
 func (p *page) changes(indent string, list []config.Change) {
 	p.wrapped(indent, indent+"  ", each(list, func(c config.Change) string { return foreign.Line(drawChange(c)) })...)
 }
@@ -440,7 +432,6 @@ func cut(text string) string {
 	return text
 }
 
-// drawFile lists everything that a node's file changes, or would change.
 func drawFile(p *page, n planning.NodePlan) {
 	if n.ConfigFile == nil || len(n.ConfigFile.Changes) == 0 {
 		return
@@ -454,7 +445,6 @@ func drawFile(p *page, n planning.NodePlan) {
 	p.line("")
 }
 
-// reconfigured returns the nodes whose files change their configuration.
 func reconfigured(plan planning.Plan) []string {
 	var names []string
 	for _, n := range plan.Nodes {
@@ -481,7 +471,6 @@ func provenanceTitle(res observe.Provenance) string {
 	return fmt.Sprintf("%s: %s, %s", res.Node, res.VM, res.Address)
 }
 
-// certain is the mood of a certainty.
 func certain(c observe.Certainty) Mood {
 	switch c {
 	case observe.Proven:
@@ -679,7 +668,6 @@ func drawSteps(p *page, e survey.Explanation) {
 	p.line("")
 }
 
-// lasts says how long a step took before, and its timeout.
 func lasts(s survey.StepOutline) string {
 	var parts []string
 	if s.Seconds > 0 {
@@ -713,7 +701,6 @@ func afterExplanation(e survey.Explanation) []string {
 	return nil
 }
 
-// toRecreate is a node that is not recreated, and the reasons.
 type toRecreate struct {
 	node, host string
 	strategy   string // what a roll would use today; "": not shown

@@ -392,7 +392,6 @@ func expected(n NodeFared, plan planning.Plan) string {
 	return " (" + (time.Duration(plan.Work()[i].OutageSeconds) * time.Second).String() + " expected)"
 }
 
-// fate is the result of a node's branch.
 func fate(p *page, n NodeFared, plan planning.Plan) string {
 	mood, gates, hooks := red, "its gates do not hold", "a hook failed"
 	if n.Outcome == NodeStopped || n.Outcome == NodeNotStarted {
@@ -435,7 +434,6 @@ func achieved(n NodeFared, plan planning.Plan) string {
 	return text
 }
 
-// drawHooked prints the number of hooks that ran, and the failures.
 func drawHooked(p *page, hooks []planning.HookRun) {
 	if len(hooks) == 0 {
 		return

@@ -33,7 +33,6 @@ func IsTerminal(f any) bool {
 	return ok && term.IsTerminal(int(file.Fd()))
 }
 
-// write prints v as JSON, or as text with draw.
 func write(w io.Writer, format string, v any, draw func(*page)) error {
 	if format == "json" {
 		var text bytes.Buffer
@@ -86,7 +85,6 @@ const (
 	dim    Mood = "dim"
 )
 
-// escapes are the escape sequences of moods.
 var escapes = map[Mood]string{red: "31", green: "32", yellow: "33", bold: "1", dim: "2"}
 
 // coloured says whether output to w has colours: on a terminal, unless NO_COLOR
@@ -210,7 +208,6 @@ func each[T, U any](list []T, f func(T) U) (out []U) {
 // off the screen.
 const widest = 32
 
-// table holds the column widths of aligned rows.
 type table []int
 
 // fit widens the columns for a row, up to a limit.
@@ -291,7 +288,6 @@ func (g *group) add(text, name string) {
 	g.names[text] = append(g.names[text], name)
 }
 
-// lines returns the texts, each after its names.
 func (g *group) lines() (out []string) {
 	return cluster.Each(g.texts, func(text string) string { return together(g.names[text]) + ": " + text })
 }
@@ -356,7 +352,6 @@ func (n NodeWords) row(p *page) []string {
 	return append([]string{p.paint(n.Mood, n.State), n.Node}, n.Cells...)
 }
 
-// said returns the text of a node's line after its name and state.
 func (n NodeWords) said() string { return strings.Join(n.Cells, ", ") }
 
 func (n NodeWords) hidden(hide func(string) string) NodeWords {
@@ -477,7 +472,6 @@ func (p *Progress) line(path string, mood Mood, mark, text string) {
 	p.p.line("%s%s%s %s", lead, strings.Repeat("  ", depth), p.p.paint(mood, mark), strings.Join(strings.Fields(text), " "))
 }
 
-// nodeColumn is the initial width of the node column.
 const nodeColumn = 8
 
 // Fared is the result of a run, collected from its events.
@@ -516,7 +510,6 @@ const (
 	NodeNotStarted NodeOutcome = "not started"
 )
 
-// faredOf returns the result of a run, from its story.
 func faredOf(run story.Story) (fared Fared) {
 	for _, s := range run.Steps {
 		if s.Path == "roll/snapshot-etcd" && isReached(s) {
@@ -542,7 +535,6 @@ func faredOf(run story.Story) (fared Fared) {
 	return fared
 }
 
-// see adds what a step of the node says.
 func (n *NodeFared) see(s *story.Stage, below string) {
 	if s.Status == step.Failed.String() {
 		switch first, _, _ := strings.Cut(below, "/"); first {
@@ -569,7 +561,6 @@ func (n *NodeFared) see(s *story.Stage, below string) {
 	}
 }
 
-// isReached says whether the goal of a step is reached.
 func isReached(s *story.Stage) bool {
 	return s.Status == step.Done.String() || s.Status == step.Skipped.String()
 }

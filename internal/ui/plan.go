@@ -31,7 +31,6 @@ func drawPlan(p *page, plan planning.Plan) {
 	drawPlanToRecreate(p, plan)
 }
 
-// drawChanges prints the nodes that are changed or refused, by phase.
 func drawChanges(p *page, plan planning.Plan) {
 	phases := phases(plan)
 	var columns table
@@ -54,7 +53,6 @@ func drawChanges(p *page, plan planning.Plan) {
 	}
 }
 
-// drawChecks prints what a roll does and checks beside the nodes.
 func drawChecks(p *page, plan planning.Plan) {
 	p.wrapped("surge: ", "  ", plan.Surge.Lines()...)
 	p.list("gates: checked before each node, and when it is back", gateLines(plan))
@@ -89,7 +87,6 @@ func drawRehearsal(p *page, plan planning.Plan) {
 // acts says whether the plan changes a node, or refuses to.
 func acts(n planning.NodePlan) bool { return n.Strategy != "" || len(n.Refused) > 0 }
 
-// phases are the phases of a plan that have something to do, in order.
 func phases(plan planning.Plan) []PhaseWords {
 	var order []planning.Phase
 	nodes := map[planning.Phase][]NodeWords{}
@@ -160,7 +157,6 @@ func vmOf(n planning.NodePlan) string {
 	return fmt.Sprintf("VM %d on %s", n.VMID, n.Host)
 }
 
-// awayOf says how long a node is expected to be down, and the source of the estimate.
 func awayOf(n planning.NodePlan) string {
 	about := "away for about " + minutes(outage(n))
 	if n.Strategy.From() == cluster.Nowhere {
@@ -208,7 +204,6 @@ func idleWhy(n planning.NodePlan) string {
 	return foreign.Line(strings.Join(strings.Fields(strings.TrimPrefix(n.Why, "paused: ")), " "))
 }
 
-// drawSum prints a summary: what is done to how many nodes, how long it takes, what is lost.
 func drawSum(p *page, plan planning.Plan) {
 	refused := 0
 	var losing []string
@@ -270,7 +265,6 @@ func then(s, separator string) string {
 
 func outage(n planning.NodePlan) time.Duration { return time.Duration(n.OutageSeconds) * time.Second }
 
-// minutes rounds an estimate to minutes.
 func minutes(d time.Duration) string {
 	if d < time.Minute {
 		return d.Round(time.Second).String()
@@ -456,7 +450,6 @@ func drawDisk(d planning.DiskPlan) string {
 	return strings.Join(parts, ", ")
 }
 
-// drawFree describes an old system disk that is freed at the end.
 func drawFree(f parking.FreePlan) string {
 	if f.Volid == "" {
 		return f.String()
@@ -468,7 +461,6 @@ func does(plan planning.Plan) bool {
 	return slices.ContainsFunc(plan.Nodes, func(n planning.NodePlan) bool { return n.Strategy != "" })
 }
 
-// gateLines returns the gates of a plan that does something.
 func gateLines(plan planning.Plan) []string {
 	if !does(plan) {
 		return nil
@@ -524,7 +516,6 @@ var hookPoints = map[cluster.HookPoint]string{
 	cluster.BeforeNode: "before each node", cluster.AfterNode: "when each node is back",
 }
 
-// hookLines returns the hooks of a plan that does something.
 func hookLines(plan planning.Plan) []string {
 	if !does(plan) {
 		return nil
@@ -631,7 +622,6 @@ func tabled(p *page, titles string, rows group) {
 	}
 }
 
-// rowOf returns the table cells of one node after its name, escaped.
 func rowOf(n planning.NodePlan) []string {
 	var changes []string
 	for _, r := range n.Drift.Reasons {
@@ -670,7 +660,6 @@ func batches(p *page, plan planning.Plan) {
 	}
 }
 
-// before prints which VMs are deleted and created before any node is touched.
 func before(p *page, plan planning.Plan) {
 	lines := each(plan.Scratch, func(l planning.LeftScratch) string { return "delete " + l.String() })
 	if proofs := plan.Proofs(); proofs != "" {
@@ -680,7 +669,6 @@ func before(p *page, plan planning.Plan) {
 	bullets(p, "Before the first node", lines)
 }
 
-// list prints the facts of nodes with one label under a heading, if there are any.
 func list(p *page, heading string, nodes []planning.NodePlan, label string) {
 	var said group
 	for _, n := range nodes {

@@ -216,7 +216,6 @@ func advise(p *page, next []pipeline.Advice) {
 	}
 }
 
-// image is a short name of the target build.
 func image(s cluster.Strategy, talos, build string) string {
 	what := "build "
 	if s.System() == cluster.SystemKept {
@@ -239,7 +238,6 @@ func StatusInWords(res pipeline.StatusResult, hide func(string) string) StatusWo
 	return StatusWords{hide(textOf(func(p *page) { drawStatus(p, res) })), res.Claim != nil}
 }
 
-// pruneKind is a kind of thing that recast prune removes.
 type pruneKind struct {
 	noun, verb     string
 	sized, forGood bool
@@ -258,7 +256,6 @@ var (
 	pruneKinds = []*pruneKind{oldDisk, removedDisk, parkingVM, scratchVM, isoFile, diskImage, cachedFile, installer}
 )
 
-// pruneVerdict is the verdict about one thing of a kind.
 type pruneVerdict struct {
 	kind    *pruneKind
 	what    string
@@ -268,7 +265,6 @@ type pruneVerdict struct {
 	goes    string   // why it goes
 }
 
-// pruneVerdicts returns the verdicts of a report, in the order in which they are printed.
 func pruneVerdicts(rep pipeline.PruneReport) (out []pruneVerdict) {
 	for _, v := range rep.Disks {
 		kind := oldDisk
@@ -476,7 +472,6 @@ func WriteInit(w io.Writer, format string, res setup.InitResult) error {
 	})
 }
 
-// drawNewNext prints what the user still has to do until there is a cluster.
 func drawNewNext(p *page, res setup.InitResult) {
 	p.line("")
 	p.line("next: read recast.yaml and change what you like: there is no VM yet")
@@ -571,7 +566,6 @@ func WriteVerdict(w io.Writer, format string, v adopt.Verdict) error {
 	})
 }
 
-// drawOutages prints the changes that take machines down and lose no data.
 func drawOutages(p *page, v adopt.Verdict) {
 	mark := p.paint(yellow, "warning")
 	if v.TooMany != "" {
@@ -622,7 +616,6 @@ func WriteAdopt(w io.Writer, format string, res adopt.Result) error {
 	})
 }
 
-// drawKeep prints both ways of keeping Terraform from undoing a roll.
 func drawKeep(p *page, keep []adopt.Keep) {
 	p.line("")
 	p.line("%s, either with this in each resource:", p.paint(bold, "Keep Terraform from undoing a roll"))
@@ -727,7 +720,6 @@ func drawKubernetesPlan(p *page, plan kubeupgrade.Plan) {
 	}
 }
 
-// drawComponent prints on which nodes a component is changed, and on which not.
 func drawComponent(p *page, plan kubeupgrade.Plan, c cluster.Component) {
 	var nodes []string
 	images := map[string]bool{}
@@ -813,7 +805,6 @@ func WriteRestore(w io.Writer, format string, rep pipeline.RestoreReport) error 
 	})
 }
 
-// drawAfterwards lists what a person still has to do.
 func drawAfterwards(p *page, texts []string) { p.wrapped("afterwards: ", "  ", texts...) }
 
 func drawSnapshot(p *page, s etcd.Snapshot) {

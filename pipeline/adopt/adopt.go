@@ -173,7 +173,6 @@ func (in *adoption) need(given string, told []string, what, flag, command string
 	return ""
 }
 
-// proxmox fills in what recast.yaml says about Proxmox: endpoints, storage for boot ISOs, and VMIDs.
 func (in *adoption) proxmox() {
 	d := &in.draft
 	d.Fingerprint, d.CAFile = in.Fingerprint, in.CAFile
@@ -207,7 +206,6 @@ func (in *adoption) proxmox() {
 	}
 }
 
-// keep makes a Keep for each resource.
 func (in *adoption) keep() {
 	of := func(address string) *Keep {
 		block := terraform.Block(address)
@@ -409,7 +407,6 @@ func nodesOf(c *config.Config, d *terraform.Document, o terraform.Outage) (names
 	return []string{"the VM of " + o.VM.Address}
 }
 
-// isMachine says whether an address or a name is that of a node's machine.
 func isMachine(c *config.Config, d *terraform.Document, n config.Node, at string) bool {
 	if n.Name == at || n.Address == at || strings.HasPrefix(strings.Join(c.ShapeOf(n).IPConfig, ","), "ip="+at+"/") {
 		return true
@@ -475,7 +472,6 @@ func tooMany(c *config.Config, d *terraform.Document, by map[string]string, outa
 	return ""
 }
 
-// choose finds the VMs that are the nodes of one cluster.
 func (in *adoption) choose() error {
 	var clusters, modules, omni []string
 	for _, vm := range in.doc.VMs {
@@ -534,14 +530,12 @@ func (in *adoption) ofOmni(vm terraform.VM, m terraform.Machine) bool {
 	return false
 }
 
-// holds says whether a VM owns disks of others.
 func (in *adoption) holds(vm terraform.VM) bool {
 	return slices.ContainsFunc(in.doc.VMs, func(o terraform.VM) bool {
 		return o.VMID != vm.VMID && slices.ContainsFunc(o.Disks, func(d terraform.Disk) bool { return d.Owner() == vm.VMID })
 	})
 }
 
-// one refuses VMs of several clusters.
 func (in *adoption) one(clusters, modules []string) error {
 	slices.Sort(clusters)
 	slices.Sort(modules)
@@ -652,7 +646,6 @@ func (in *adoption) add(vm terraform.VM, m terraform.Machine) {
 	in.res.Nodes = append(in.res.Nodes, n)
 }
 
-// describe writes the nodes and their classes.
 func (in *adoption) describe() {
 	for i := range in.res.Nodes {
 		n := &in.res.Nodes[i]
@@ -682,7 +675,6 @@ func (in *adoption) describe() {
 	}
 }
 
-// holder finds the VM that owns disks of a node.
 func (in *adoption) holder(n *Node) {
 	var owners []int
 	for _, d := range n.vm.Disks {
@@ -762,7 +754,6 @@ func (in *adoption) system(n *Node) string {
 	return ""
 }
 
-// ofTalos says whether an image is a Talos image.
 func (in *adoption) ofTalos(id string) bool {
 	if talos.MatchString(id) {
 		return true
@@ -773,7 +764,6 @@ func (in *adoption) ofTalos(id string) bool {
 	})
 }
 
-// images fills in which images the nodes run.
 func (in *adoption) images() {
 	var all []terraform.Build
 	for _, n := range in.res.Nodes {
@@ -814,7 +804,6 @@ func (in *adoption) images() {
 	in.schematics()
 }
 
-// schematics fills in what the images contain.
 func (in *adoption) schematics() {
 	if in.Schematic != "" {
 		in.given()
@@ -864,7 +853,6 @@ func (in *adoption) schematics() {
 	}
 }
 
-// given makes all nodes run the schematic of --schematic.
 func (in *adoption) given() {
 	file, errFile := filepath.Abs(in.Schematic)
 	dir, errDir := filepath.Abs(in.Dir)

@@ -130,7 +130,6 @@ func (d *checkup) lookAround(ctx context.Context, reached bool) {
 	d.survey = survey.LookAround(ctx, src, d.wanted)
 }
 
-// hostsOfNodes returns the hosts that have nodes, sorted.
 func (d *checkup) hostsOfNodes() []string {
 	var out []string
 	for _, f := range d.survey.Found {
@@ -210,7 +209,6 @@ func (f *findings) refuse(group, what, remedy, format string, args ...any) {
 	f.add(Check{Group: group, What: what, State: Problem, Seen: fmt.Sprintf(format, args...), Remedy: remedies(remedy), kind: fault.Refused})
 }
 
-// fail adds a problem from an error, with its hints.
 func (f *findings) fail(group, what string, err error) {
 	f.add(Check{Group: group, What: what, State: Problem, Seen: err.Error(), Remedy: fault.Hints(err), kind: fault.KindOf(err)})
 }
@@ -261,7 +259,6 @@ func severity(k fault.Kind) int {
 	return slices.Index([]fault.Kind{fault.Refused, fault.Failed, fault.Config}, k)
 }
 
-// askGate is the timeout for checking one gate.
 const askGate = 30 * time.Second
 
 // gates checks every gate about objects once. Programs are only looked for, since they are run for a node.
@@ -278,7 +275,6 @@ func (d *checkup) gates(ctx context.Context) {
 	}
 }
 
-// program checks that the program of a gate exists.
 func (d *checkup) program(g cluster.UserGate) {
 	when := "before each node, and when it is back"
 	if g.BeforeOnly {
@@ -455,7 +451,6 @@ func (d *checkup) kubernetes() {
 	d.ok(GroupKubernetes, "API", "answers; kubelets run %s", strings.Join(seen, ", "))
 }
 
-// images checks the lock, and the services that build its images.
 func (d *checkup) images(ctx context.Context, errLock error) {
 	if errLock != nil {
 		d.fail(GroupImages, "lock", errLock)

@@ -24,7 +24,6 @@ import (
 	"github.com/recast-sh/recast/internal/words"
 )
 
-// proxmox checks the hosts and their cluster for what a roll relies on.
 func (d *checkup) proxmox(ctx context.Context) {
 	d.versions()
 	for _, err := range errsOf(d.survey.Proxmox) {
@@ -227,7 +226,6 @@ func (d *checkup) endpoints(ctx context.Context) (reached bool) {
 	return reached
 }
 
-// readHosts reads the details of each host, and says whether that succeeded.
 func (d *checkup) readHosts(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, askWorld)
 	defer cancel()
@@ -253,7 +251,6 @@ func entry(hosts []cluster.Host) string {
 	return ""
 }
 
-// errsOf flattens an error of errors.Join.
 func errsOf(err error) []error {
 	if err == nil {
 		return nil
@@ -303,7 +300,6 @@ func (d *checkup) agents(ctx context.Context) {
 		"the token may not use them: what scratch VMs boot could not be checked")
 }
 
-// privileges compares the token's privileges with those that a roll needs.
 func (d *checkup) privileges(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, askWorld)
 	defer cancel()
@@ -382,7 +378,6 @@ func (d *checkup) foreignBridges() {
 	}
 }
 
-// storages checks the storages for ISOs, for disk images and for the nodes' disks, from every host that has nodes.
 func (d *checkup) storages(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, askWorld)
 	defer cancel()
@@ -451,7 +446,6 @@ func (d *checkup) imageStorage(ctx context.Context, of images.Artefact, storage 
 	}
 }
 
-// label names the kind at the beginning of a check.
 func label(of images.Artefact) string {
 	if of == images.BootISO {
 		return "ISO"
@@ -495,7 +489,6 @@ func (d *checkup) imagesOn(ctx context.Context, of images.Artefact, storage, hos
 	}
 }
 
-// noDisk reports a schematic for which no disk image is made.
 func (d *checkup) noDisk(what, why string) {
 	if d.Config.Images.Boot == config.BootAuto {
 		d.warn(GroupStorage, what, "", "none is made, so its machines boot the ISO: %s", why)

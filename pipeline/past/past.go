@@ -175,7 +175,6 @@ func (r Runs) Read(id string, o Options) Run {
 	return run
 }
 
-// part reads one journal of a run.
 func part(dir, id string, o Options) (Run, error) {
 	j, err := journal.Open(dir, journal.Options{Run: id, ReadOnly: true})
 	if err != nil {
@@ -202,7 +201,6 @@ func part(dir, id string, o Options) (Run, error) {
 	return p, nil
 }
 
-// gather reads the facts that exist per node or hook.
 func (r *Run) gather(j *journal.Journal) {
 	keys, err := j.Keys("")
 	if err != nil {
@@ -376,7 +374,6 @@ func Fact[T any](j *journal.Journal, key string) (*T, error) {
 	return v, nil
 }
 
-// get is Fact, with an error added to the run's problems.
 func get[T any](r *Run, j *journal.Journal, key string) *T {
 	v, err := Fact[T](j, key)
 	if err != nil {
@@ -762,7 +759,6 @@ func (r Runs) locks() (texts [][]byte) {
 // Copies from each of the latter are in a directory of their own.
 const firstPart = "first"
 
-// partOf returns which part of its run a journal holds.
 func partOf(a *About) string {
 	if a == nil || !a.Elsewhere {
 		return firstPart

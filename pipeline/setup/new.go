@@ -160,7 +160,6 @@ func (in *newCluster) versions(ctx context.Context) (err error) {
 	return nil
 }
 
-// named asks for the cluster's name, and refuses the name of another cluster here.
 func (in *newCluster) named(ctx context.Context) (err error) {
 	if in.Cluster == "" {
 		in.Cluster, err = in.src.Ask(ctx, Question{Text: "What is the cluster to be called?", Flag: "--cluster"})
@@ -175,7 +174,6 @@ func (in *newCluster) named(ctx context.Context) (err error) {
 	return nil
 }
 
-// counted decides how many nodes there will be, and which names they have.
 func (in *newCluster) counted(ctx context.Context) error {
 	var controlPlanes, workers int
 	if err := in.number(ctx, &controlPlanes, in.ControlPlanes, 1, Question{Text: "How many control planes?", Default: "1", Flag: "--control-planes"}); err != nil {
@@ -279,7 +277,6 @@ func keepsSecrets(dir string) error {
 		"--dir makes another cluster elsewhere; if no cluster has these secrets, move the file away")
 }
 
-// secrets makes the secrets of the cluster, and encrypts them if that is wanted.
 func (in *newCluster) secrets(ctx context.Context) ([]byte, error) {
 	text, err := in.makes.Secrets(in.Talos)
 	if err != nil {
@@ -311,7 +308,6 @@ machine:
 `, in.VIP), nil
 }
 
-// number decides how many nodes of a kind there are.
 func (in *newCluster) number(ctx context.Context, n, given *int, least int, q Question) error {
 	q.Check = func(answer string) (err error) {
 		if *n, err = strconv.Atoi(answer); err != nil || *n < least || *n > 500 {
@@ -542,7 +538,6 @@ func (in *initial) freeRange() config.VMIDRange {
 	return r
 }
 
-// extraFile is a file of a new cluster.
 type extraFile struct {
 	name    string
 	mode    fs.FileMode
@@ -603,7 +598,6 @@ func Place(dir string, files []string, fill func(stage string) error) (err error
 	return moveIn(stage, dir, files)
 }
 
-// lockIn writes the files to stage, locks them, and compares the nodes with the lock.
 func (in *initial) lockIn(ctx context.Context, stage string) error {
 	for _, p := range in.plans {
 		mode := fs.FileMode(0o644)
@@ -664,7 +658,6 @@ func (in *initial) lockIn(ctx context.Context, stage string) error {
 	return renderTo(filepath.Join(stage, "recast.yaml"), in.draft.Render)
 }
 
-// compare compares the nodes with the lock, as drift does.
 func (in *initial) compare(p pipeline.Project, lock schematics.Lock) error {
 	past, err := p.History(lock)
 	if err != nil {

@@ -242,7 +242,6 @@ func (in *initial) nodes() {
 	in.draft.Left, in.res.Left = in.found.Left, in.found.Left
 }
 
-// described returns slot, size and owner of each disk.
 func described(disks []cluster.Disk, holder cluster.VMID) []string {
 	var out []string
 	for _, d := range disks {
@@ -289,7 +288,6 @@ func (n InitNode) note() string {
 	return fmt.Sprintf("%s on %s, %s, %s", n.Role(), n.Host, n.Firmware, n.Disks())
 }
 
-// names lists the nodes for which a condition holds.
 func (in *initial) names(is func(survey.Discovered) bool) []string {
 	var out []string
 	for _, n := range in.found.Nodes {
@@ -362,7 +360,6 @@ func (in *initial) otherwise(err error) error {
 	return errors.Join(problems...)
 }
 
-// otherFlag says which flag changes the value of a path in recast.yaml.
 func (in *initial) otherFlag(path string) string {
 	var i int
 	if _, err := fmt.Sscanf(path, "nodes[%d].name", &i); err == nil && i < len(in.found.Nodes) {
@@ -393,7 +390,6 @@ func (in *initial) otherFlag(path string) string {
 	return ""
 }
 
-// addressed gives each node an address, in the order of the nodes.
 func (in *newCluster) addressed(ctx context.Context) (err error) {
 	need := len(in.found.Nodes)
 	err = in.take(ctx, strings.Join(in.Addresses, ","), Question{
@@ -482,7 +478,6 @@ func (in *newCluster) unused(addr netip.Addr) error {
 	return nil
 }
 
-// isGateway checks and sets the gateway of the nodes.
 func (in *newCluster) isGateway(text string) (err error) {
 	if in.gateway, err = netip.ParseAddr(text); err != nil {
 		return fault.Configf("%q is no address of a gateway: write it like 10.0.0.1", text)
@@ -498,7 +493,6 @@ func (in *newCluster) isGateway(text string) (err error) {
 	return nil
 }
 
-// reached decides where the Kubernetes API is.
 func (in *newCluster) reached(ctx context.Context) error {
 	controlPlanes := 0
 	for _, n := range in.found.Nodes {
@@ -534,7 +528,6 @@ func (in *newCluster) reached(ctx context.Context) error {
 
 func endpoint(addr netip.Addr) string { return "https://" + net.JoinHostPort(addr.String(), "6443") }
 
-// isShared checks and sets the address that the control planes share.
 func (in *newCluster) isShared(text string) error {
 	addr, err := netip.ParseAddr(text)
 	switch {
@@ -552,7 +545,6 @@ func (in *newCluster) isShared(text string) error {
 	return nil
 }
 
-// isEndpoint checks and sets the URL of the Kubernetes API.
 func (in *newCluster) isEndpoint(text string) error {
 	if u, err := url.Parse(text); err != nil || u.Scheme != "https" || u.Hostname() == "" || u.User != nil {
 		return fault.Configf("that is no URL of the Kubernetes API: write it like https://k8s.example:6443")
@@ -561,7 +553,6 @@ func (in *newCluster) isEndpoint(text string) error {
 	return nil
 }
 
-// images finds the kind of image that the nodes run, and its source.
 func (in *initial) images(ctx context.Context) (err error) {
 	d := &in.draft
 	versions, err := in.found.Versions()
@@ -623,7 +614,6 @@ var officialInstaller = regexp.MustCompile(`^ghcr\.io/(siderolabs|talos-systems)
 // Default sources of images and extensions.
 const publicFactory, publicExtensions = "https://factory.talos.dev", "ghcr.io/siderolabs"
 
-// cameFrom finds the factory of the nodes' images from their installers.
 func (in *initial) cameFrom() {
 	d := &in.draft
 	var hosts, mirrors []string
@@ -648,7 +638,6 @@ func (in *initial) cameFrom() {
 	d.Mirror = mostCommon(mirrors)
 }
 
-// repository is an image reference without tag and digest.
 func repository(ref string) string {
 	ref, _, _ = strings.Cut(ref, "@")
 	if i := strings.LastIndex(ref, ":"); i > strings.LastIndex(ref, "/") {
@@ -683,7 +672,6 @@ func mostCommon(list []string) string {
 	return best
 }
 
-// proxmox finds the Proxmox settings of the configuration.
 func (in *initial) proxmox(ctx context.Context) (err error) {
 	d := &in.draft
 	d.Endpoints, d.Fingerprint, d.CAFile = in.Endpoints, in.Fingerprint, in.CAFile
@@ -707,7 +695,6 @@ func (in *initial) proxmox(ctx context.Context) (err error) {
 	return in.vmids(ctx)
 }
 
-// clusterName returns the name for the cluster.
 func (in *initial) clusterName() string {
 	return cmp.Or(in.Cluster, in.found.Cluster, clusterName(in.Context))
 }
@@ -720,7 +707,6 @@ func clusterName(context string) string {
 	return cmp.Or(name[:min(len(name), 63)], "talos")
 }
 
-// isoStorage finds a storage that accepts ISOs on every host with nodes.
 func (in *initial) isoStorage(ctx context.Context) ([]string, error) {
 	for _, storage := range in.ISOStorage {
 		takes, err := in.takes(ctx, storage, "iso")
@@ -793,7 +779,6 @@ func (in *initial) hosts() []string {
 	return slices.Compact(out)
 }
 
-// choose asks the user to choose one of several values.
 func (in *initial) choose(ctx context.Context, what, text, flag string, choices []string, fallback string) (string, error) {
 	if len(choices) == 1 {
 		return choices[0], nil
@@ -801,7 +786,6 @@ func (in *initial) choose(ctx context.Context, what, text, flag string, choices 
 	return in.src.Ask(ctx, Question{Text: what + ": " + strings.Join(choices, ", ") + ". " + text, Choices: choices, Default: fallback, Flag: flag})
 }
 
-// plannedSchematic is a schematic file to write.
 type plannedSchematic struct {
 	schematics.Schematic
 	name    string
@@ -810,7 +794,6 @@ type plannedSchematic struct {
 	fresh   bool // of nodes that are not there yet
 }
 
-// schematics finds the schematics that the nodes run, and names them.
 func (in *initial) schematics(ctx context.Context) error {
 	for _, n := range in.found.Nodes {
 		s, guessed, err := in.schematicRun(ctx, n)

@@ -89,7 +89,6 @@ func (a *Attempt) run(ctx context.Context) (int, error) {
 	return ExitConfig, fmt.Errorf("unknown kind of task %q", a.Kind)
 }
 
-// exit is an error with the exit code that it causes.
 type exit struct {
 	code int
 	error
@@ -100,7 +99,6 @@ func (e exit) Unwrap() error { return e.error }
 // reportPatience limits the tries to report an error: the error may be that nothing can be reported.
 const reportPatience = time.Minute
 
-// reportError writes an error of the attempt itself into the status.
 func (a *Attempt) reportError(ctx context.Context, code int, err error) error {
 	fields := map[string]any{"outcome": v1alpha1.Outcome{Job: a.Job, ExitCode: int32(code), Message: err.Error()}}
 	if a.Kind == Check {
@@ -259,7 +257,6 @@ const (
 
 const configFile = "recast.yaml"
 
-// files fetches the files of a cluster, and returns their revision and their hash.
 func (a *Attempt) files(ctx context.Context) (revision, hash string, err error) {
 	revision, hash, err = source.Fetch(ctx, a.Source, SourceDir, GitDir, a.Recast.Dir)
 	if err != nil {
@@ -390,7 +387,6 @@ func (t Task) missing() []string {
 	return problems
 }
 
-// there says whether m is mounted and not empty.
 func (m Mounted) there() bool {
 	if m.Key != "" {
 		b, err := os.ReadFile(m.Path)
@@ -433,7 +429,6 @@ func packable(dir string, secrets []v1alpha1.SecretFile, do func(name string, b 
 	})
 }
 
-// pack returns the files of a directory as a gzipped tar.
 func pack(dir string, secrets []v1alpha1.SecretFile) ([]byte, error) {
 	var out bytes.Buffer
 	zip := gzip.NewWriter(&out)
@@ -451,7 +446,6 @@ func pack(dir string, secrets []v1alpha1.SecretFile) ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// unpack writes the files of an archive that pack has made.
 func unpack(dir string, packed io.Reader) error {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
@@ -509,7 +503,6 @@ type drift struct {
 // kubernetesReason is the code of a reason for drift that only upgrade-k8s removes.
 const kubernetesReason = "kubernetes-version"
 
-// check compares the cluster with its files.
 func (a *Attempt) check(ctx context.Context) (int, error) {
 	c := v1alpha1.Check{Job: a.Job, For: a.For, Started: new(a.Now())}
 	fields := map[string]any{}
@@ -568,7 +561,6 @@ func (a *Attempt) compare(ctx context.Context, c *v1alpha1.Check, fields map[str
 	return results, a.Recast.examine(ctx, c, results)
 }
 
-// describeLock reads the builds from recast.lock.
 func (a *Attempt) describeLock(c *v1alpha1.Check, fields map[string]any, results map[string][]byte) {
 	lock, err := schematics.ReadLock(filepath.Join(a.Recast.Dir, KeyLock))
 	if err != nil {
@@ -588,7 +580,6 @@ func (a *Attempt) describeLock(c *v1alpha1.Check, fields map[string]any, results
 	}
 }
 
-// describeDrift counts nodes and determines versions.
 func (a *Attempt) describeDrift(ctx context.Context, d drift, c *v1alpha1.Check, fields map[string]any) {
 	nodes := v1alpha1.Nodes{Total: int32(len(d.Nodes)), Stale: int32(d.Stale), Unread: int32(d.Unread)}
 	talos, _ := fields["talos"].(v1alpha1.Versions)
@@ -633,7 +624,6 @@ func (r Recast) wantedKubernetes() string {
 	return c.Kubernetes.Version
 }
 
-// examine asks recast doctor what is wrong with a cluster that could not be read.
 func (r Recast) examine(ctx context.Context, c *v1alpha1.Check, results map[string][]byte) error {
 	found, err := r.run(ctx, nil, "doctor", "-o", "json")
 	if err != nil {
@@ -728,7 +718,6 @@ func (a *Attempt) plan(ctx context.Context) (int, error) {
 	return ExitDone, a.report(ctx, map[string]any{"plan": p})
 }
 
-// planCommand returns the command that makes a plan and changes nothing.
 func (t Task) planCommand() []string {
 	if t.KubernetesRoll {
 		return kubernetesDryRun()
@@ -743,7 +732,6 @@ func (t Task) planCommand() []string {
 	return command
 }
 
-// describePlan summarizes a plan in a few words.
 func (a *Attempt) describePlan(p *v1alpha1.Plan, text []byte) error {
 	if a.KubernetesRoll {
 		hash, err := kubernetesHash(text)
@@ -829,7 +817,6 @@ type Recast struct {
 	Signals <-chan os.Signal
 }
 
-// ended is the result of a command.
 type ended struct {
 	code   int
 	stdout []byte

@@ -176,7 +176,6 @@ func (p *pass) lookAgain(t time.Time) {
 // stamp returns the current time, as an object stores it.
 func (p *pass) stamp() *metav1.Time { return new(metav1.NewTime(p.now.Truncate(time.Second))) }
 
-// lastEnd returns when the last member ended; now if none did.
 func (p *pass) lastEnd() *metav1.Time {
 	var last *metav1.Time
 	for _, m := range p.fleet.Status.Members {
@@ -190,7 +189,6 @@ func (p *pass) lastEnd() *metav1.Time {
 	return last.DeepCopy()
 }
 
-// exprKept limits the cache of compiled expressions.
 const exprKept = 1000
 
 type plan struct{ stages []stage }
@@ -205,7 +203,6 @@ type gate struct {
 	program cel.Program
 }
 
-// programs compiles expressions and caches them.
 type programs struct {
 	mu   sync.Mutex
 	kept map[string]cel.Program
@@ -326,7 +323,6 @@ const (
 	targetFieldOwner = "recast-operator-fleet"
 )
 
-// start makes the missing ImageRolls of running members.
 func (p *pass) start(ctx context.Context) error {
 	var problems []error
 	for i := range p.fleet.Status.Members {
@@ -439,7 +435,6 @@ type wave struct {
 	gate func(i int) []string
 }
 
-// decision says what to do now.
 type decision struct {
 	Begin  []string  // members to begin, by name
 	Stage  string    // the stage that runs or soaks, or whose gate or approval is missing
@@ -449,7 +444,6 @@ type decision struct {
 	Over   bool      // nothing runs and nothing will begin
 }
 
-// decide decides what to do at the time now.
 func (w wave) decide(now time.Time) decision {
 	d := w.next(now)
 	stopped := []string{v1alpha1.ReasonSucceeded, v1alpha1.ReasonAborted, v1alpha1.ReasonStageFailed}
@@ -546,7 +540,6 @@ func (w wave) count(stage string, phases ...v1alpha1.MemberPhase) (n int) {
 	return n
 }
 
-// lastEnd returns when the last member of a stage ended.
 func (w wave) lastEnd(stage string) time.Time {
 	var last time.Time
 	for _, m := range w.members {

@@ -204,7 +204,6 @@ func message(roll *v1alpha1.ImageRoll) string {
 	return "no message"
 }
 
-// some lists the first few names.
 func some(names []string) string {
 	const most = 5
 	slices.Sort(names)
@@ -217,7 +216,6 @@ func some(names []string) string {
 // reasonMemberFailed is the reason of the Event of a failed cluster.
 const reasonMemberFailed = "MemberFailed"
 
-// verdict is the common meaning of the conditions Ready, Progressing and Stalled.
 type verdict struct {
 	ready, progressing, stalled bool
 	reason, message             string
@@ -254,7 +252,6 @@ func (t tally) String() string {
 	return text
 }
 
-// verdict turns a decision into conditions.
 func (p *pass) verdict(d decision) verdict {
 	fleet, stage := p.count(""), p.count(d.Stage)
 	waits := func(reason, format string, args ...any) verdict {
@@ -450,7 +447,6 @@ func (r *Reconciler) clusterDeleted(ctx context.Context, e event.DeleteEvent, q 
 	})
 }
 
-// enqueue enqueues the FleetRolls in the object's namespace that the object concerns.
 func (r *Reconciler) enqueue(ctx context.Context, q queue, o client.Object, concerns func(*v1alpha1.FleetRoll) bool) {
 	var list v1alpha1.FleetRollList
 	if err := r.Client.List(ctx, &list, client.InNamespace(o.GetNamespace()), client.UnsafeDisableDeepCopy); err != nil {

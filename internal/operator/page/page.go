@@ -91,7 +91,6 @@ type look struct {
 // patience limits the time of a read: while the cache is not filled yet, a request waits.
 const patience = 10 * time.Second
 
-// page returns a handler that draws the result of view with the template that view names.
 func (s *Site) page(view func(look, context.Context) (template string, v frame.View, err error)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		ctx, cancel := context.WithTimeout(r.Context(), patience)
@@ -230,7 +229,6 @@ func approval(r *v1alpha1.ImageRoll) string {
 	return "not approved"
 }
 
-// next returns the commands that a roll waits for.
 func next(r *v1alpha1.ImageRoll) []command {
 	in := "kubectl -n " + r.Namespace
 	switch r.Status.Phase {
@@ -302,7 +300,6 @@ func (l look) inWords(reason string) string {
 	return out.String()
 }
 
-// text removes secrets from foreign text.
 func (l look) text(s string) string { return l.frame.Hide(s) }
 
 func (l look) texts(list []string) []string {
@@ -351,7 +348,6 @@ func (l look) clock(t time.Time) string {
 	return t.UTC().Format("15:04")
 }
 
-// took returns how long something lasted, or has lasted so far.
 func (l look) took(from, to *metav1.Time) string {
 	switch {
 	case from.IsZero():
@@ -364,7 +360,6 @@ func (l look) took(from, to *metav1.Time) string {
 
 type fact struct{ Name, Value string }
 
-// facts returns the pairs that have a value.
 func facts(pairs ...string) (out []fact) {
 	for i := 0; i < len(pairs); i += 2 {
 		if pairs[i+1] != "" {
@@ -374,7 +369,6 @@ func facts(pairs ...string) (out []fact) {
 	return out
 }
 
-// given returns text if is is true, otherwise "".
 func given(is bool, text string) string {
 	if is {
 		return text
@@ -476,7 +470,6 @@ func (l look) versions(v *v1alpha1.Versions) string {
 	return l.text(v.Current) + " → " + l.text(v.Wanted)
 }
 
-// window says when a roll may begin.
 func (l look) window(spec v1alpha1.TalosClusterSpec) string {
 	set, err := operator.Windows(spec)
 	isOpen, until := set.Open(l.at)
@@ -745,7 +738,6 @@ var memberMoods = map[v1alpha1.MemberPhase]string{v1alpha1.MemberRunning: open, 
 // memberRank sorts failed clusters first, then rolling, then waiting, then finished ones.
 func memberRank(m memberLine) int { return slices.Index([]string{bad, open, "", good}, m.Mood) }
 
-// stageState returns how far a stage is.
 func (l look) stageState(f *v1alpha1.FleetRoll, stage string, v stageView) (word, mood string) {
 	switch s := l.state(f.Status.Conditions); {
 	case f.Status.Started != nil && f.Status.Stage == stage && s.Mood != good && (f.Status.Ended == nil || v.Done < v.All):

@@ -69,7 +69,6 @@ func Fetch(ctx context.Context, src v1alpha1.Source, configMap, gitSecret, into 
 	return cmp.Or(revision, files), files, nil
 }
 
-// describe describes a source for people.
 func describe(src v1alpha1.Source) string {
 	switch {
 	case src.ConfigMap != nil:
@@ -81,7 +80,6 @@ func describe(src v1alpha1.Source) string {
 	}
 }
 
-// target is the directory that files are written to.
 type target struct {
 	root  *os.Root
 	files []string
@@ -212,7 +210,6 @@ func (t *target) fromGit(ctx context.Context, src v1alpha1.GitSource, credential
 	})
 }
 
-// fetchRef fetches the commit of a branch, a tag or a hash.
 func fetchRef(ctx context.Context, repo *git.Repository, remote *git.Remote, src v1alpha1.GitSource, auth transport.AuthMethod) (plumbing.Hash, error) {
 	const local = "refs/recast/wanted"
 	fetch := func(ref string, depth int) error {
