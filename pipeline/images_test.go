@@ -117,7 +117,6 @@ func lockProject(t *testing.T) Project {
 	return Project{Config: c}
 }
 
-// staleNodes lists, for each changed schematic, which nodes run it and why it changed.
 func staleNodes(res LockResult) map[string][]string {
 	m := map[string][]string{}
 	for _, c := range res.Changes {
@@ -158,7 +157,6 @@ func TestLock(t *testing.T) {
 	}
 }
 
-// lockedAs is a project with a copy of p's files.
 func lockedAs(t *testing.T, p Project) Project {
 	t.Helper()
 	dir := t.TempDir()

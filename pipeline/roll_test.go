@@ -342,7 +342,6 @@ func TestConfigKnown(t *testing.T) {
 	})
 }
 
-// fakePuller has one image for every reference.
 type fakePuller struct {
 	image  []byte
 	end    error // instead of EOF
@@ -364,7 +363,6 @@ type failing struct{ err error }
 
 func (f failing) Read([]byte) (int, error) { return 0, f.err }
 
-// extensionImage returns the flattened tar of an extension's image.
 func extensionImage(t *testing.T) []byte {
 	t.Helper()
 	var b bytes.Buffer
@@ -420,7 +418,6 @@ func TestDescribe(t *testing.T) {
 	}
 }
 
-// fullShelf is a Store that counts what is stored.
 type fullShelf struct {
 	images.Store
 	stored int
@@ -626,7 +623,6 @@ func TestRemoveBackups(t *testing.T) {
 	must.Equal(t, "left", len(others)+2, len(must.Get(os.ReadDir(dir))(t)))
 }
 
-// session is one process that works on a run.
 type session struct {
 	*work
 	t *testing.T

@@ -389,7 +389,6 @@ func (k *killings) rounds(times int) {
 	k.t.Attr("promises-broken", "0") // lab check has failed the test otherwise
 }
 
-// round kills one roll and finishes it.
 func (k *killings) round(n int) {
 	k.t.Helper()
 	lost := k.lost
@@ -433,7 +432,6 @@ func (k *killings) roll() (after time.Duration, killed bool) {
 	return after, exitCode(<-ended) == -1
 }
 
-// tellHolder is what the process of TestHiddenHolder runs.
 func tellHolder() {
 	err := hide()
 	h := holder.This()

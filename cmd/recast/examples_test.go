@@ -137,7 +137,6 @@ func understood(args []string) error {
 	return c.ValidateArgs(c.Flags().Args())
 }
 
-// recastLines finds the command lines that start with recast.
 func recastLines(scripts []string) [][]string {
 	var lines [][]string
 	for _, script := range scripts {
@@ -152,14 +151,12 @@ func recastLines(scripts []string) [][]string {
 	return lines
 }
 
-// makeRecipes returns the recipes of a Makefile as make would run them with YES=1.
 func makeRecipes(t *testing.T, name string) []string {
 	t.Helper()
 	b := must.Get(os.ReadFile(filepath.Join("../../examples", name)))(t)
 	return []string{strings.NewReplacer("$(RECAST)", "recast", "$(if $(YES),--yes)", "--yes").Replace(string(b))}
 }
 
-// yamlTexts returns all scalars of a YAML file.
 func yamlTexts(t *testing.T, name string) []string {
 	t.Helper()
 	b := must.Get(os.ReadFile(filepath.Join("../../examples", name)))(t)
@@ -539,7 +536,6 @@ func TestEveryPageIsListed(t *testing.T) {
 	must.Equal(t, "pages", fault.AllCodes(), have)
 }
 
-// pagesOf calls do with each page, by its file.
 func pagesOf(t *testing.T, do func(file, text string)) {
 	t.Helper()
 	for _, code := range fault.AllCodes() {
@@ -651,7 +647,6 @@ func TestRunbooksLinkToExistingFiles(t *testing.T) {
 	})
 }
 
-// anchors returns the headings of a page as links name them.
 func anchors(page string) []string {
 	var out []string
 	for line := range strings.Lines(page) {

@@ -107,7 +107,6 @@ type screen struct {
 	eof chan struct{}
 }
 
-// onScreen runs recast in its own terminal.
 func (term *terminal) onScreen(args ...string) *screen {
 	c := term.recast(args...)
 	c.Env = append(c.Env, "TERM=xterm-kitty", "CI=", "TERM_PROGRAM=ghostty")
@@ -198,7 +197,6 @@ func (s *screen) signal(sig syscall.Signal) {
 	must.Do(s.t, s.cmd.Process.Signal(sig))
 }
 
-// end waits for the process, and returns its exit code.
 func (s *screen) end() int {
 	code := exitCode(s.cmd.Wait())
 	if s.pty != nil {
@@ -360,7 +358,6 @@ func exitCode(err error) int {
 	return -2
 }
 
-// background starts recast with its output in a file.
 func (term *terminal) background(story string, args ...string) *exec.Cmd {
 	term.t.Helper()
 	f := must.Get(os.Create(filepath.Join(term.dir, story)))(term.t)
@@ -371,7 +368,6 @@ func (term *terminal) background(story string, args ...string) *exec.Cmd {
 	return c
 }
 
-// await waits until a file of the directory contains a text.
 func (term *terminal) await(file, text string) {
 	term.t.Helper()
 	for range 1200 {

@@ -55,7 +55,6 @@ type block struct {
 
 var fence = regexp.MustCompile("(?m)^( *)```(.*)\n")
 
-// parsePage splits a page into blocks.
 func parsePage(name, text string) page {
 	p := page{name: name, text: text}
 	last := 0 // where the last block of shell ended, fence included
@@ -189,7 +188,6 @@ func lacking(err error) bool {
 	return strings.HasSuffix(err.Error(), "help requested") || strings.HasPrefix(err.Error(), "flag needs an argument")
 }
 
-// prose returns a page without its blocks.
 func prose(p page) string {
 	var b strings.Builder
 	at := 0
@@ -403,7 +401,6 @@ func TestPages(t *testing.T) {
 	}
 }
 
-// scene is one lab, and the commands that run in it.
 type scene struct {
 	lab    int // numbers of blocks
 	blocks []int
@@ -511,7 +508,6 @@ const marker = "\x1e\n"
 
 var exitComment = regexp.MustCompile(`(?m)^(recast [^#\n]*?)\s+#.*\bexit code (\d+).*$`)
 
-// script returns all commands of a scene as one script.
 func (sc scene) script(p page) string {
 	var b strings.Builder
 	b.WriteString("exits() { local want=$1 got=0; shift; \"$@\" || got=$?; if [ $got != $want ]; then echo \"exit code $got, want $want: $*\"; return 1; fi }\n")
@@ -534,7 +530,6 @@ func labDir(command string) string {
 // anonymous replaces the temporary directory by another person's home directory.
 func (s pageStage) anonymous(text string) string { return strings.ReplaceAll(text, s.home, "~") }
 
-// compare compares the output with what the page shows of it.
 func (p page) compare(t *testing.T, printed map[int]string) {
 	t.Helper()
 	text, changed := p.text, false
@@ -555,7 +550,6 @@ func (p page) compare(t *testing.T, printed map[int]string) {
 	must.Do(t, os.WriteFile(filepath.Join("../..", p.name), []byte(text), 0o600))
 }
 
-// awaitFile waits for another process to write a file.
 func awaitFile(t testing.TB, path string) {
 	t.Helper()
 	for range 6000 {
@@ -644,7 +638,6 @@ func TestTranscript(t *testing.T) {
 	})
 }
 
-// playFirstHour returns each command with what it prints, in a lab of its own.
 func playFirstHour(t *testing.T, play func(pageStage, typedLine) string) []string {
 	s := newPageStage(t)
 	const command = "bin/recast lab up --dir lab --no-config"

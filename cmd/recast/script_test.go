@@ -502,7 +502,6 @@ func (term *terminal) requests() map[string]int {
 	return now.Requests
 }
 
-// requireAll checks that the command has read every node.
 func (term *terminal) requireAll(answer []byte, command string) {
 	term.t.Helper()
 	var res struct {

@@ -682,7 +682,6 @@ func TestNow(t *testing.T) {
 	}
 }
 
-// said is a node in a line.
 func said(n NodeNow) string {
 	var text strings.Builder
 	text.WriteString(n.Node + " " + n.State)

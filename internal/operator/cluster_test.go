@@ -598,7 +598,6 @@ func (s *stage) roll(name string) *v1alpha1.ImageRoll {
 	return &r
 }
 
-// jobs are the names of those that exist.
 func (s *stage) jobs() (names []string) {
 	s.t.Helper()
 	var list batchv1.JobList
@@ -681,7 +680,6 @@ func (s *stage) version() string {
 	return text.String()
 }
 
-// playJobs ends the Jobs that run.
 func (s *stage) playJobs() {
 	s.t.Helper()
 	var jobs batchv1.JobList
@@ -704,7 +702,6 @@ func (s *stage) playJobs() {
 	}
 }
 
-// end writes what the pod of a Job writes, and then what the Job controller does.
 func (s *stage) end(j *batchv1.Job, task attempt.Task, e ending) {
 	s.t.Helper()
 	ctx := s.t.Context()

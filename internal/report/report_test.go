@@ -29,7 +29,6 @@ var update = flag.Bool("update", false, "write the golden files")
 // runs are those that recast did in the lab, and their reports.
 const runs = "../../testdata/runs"
 
-// fixed is one of runs.
 func fixed(t *testing.T, name string) report.Run {
 	t.Helper()
 	dir := t.TempDir()

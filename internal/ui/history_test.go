@@ -32,7 +32,6 @@ import (
 	"github.com/recast-sh/recast/schematics"
 )
 
-// pastRuns are a successful run and a killed one.
 func pastRuns() []past.Run {
 	at := time.Date(2026, 11, 21, 4, 21, 0, 0, time.Local)
 	return []past.Run{
@@ -182,7 +181,6 @@ func TestFaredOfWhatIsAhead(t *testing.T) {
 	}
 }
 
-// branch is a step with others below it.
 func branch(id, title string, below ...step.Step) step.Step {
 	return step.Step{ID: id, Title: title, Steps: func(context.Context) ([]step.Step, error) { return below, nil }}
 }

@@ -172,7 +172,6 @@ func TestDriftInColours(t *testing.T) {
 	must.Contain(t, "text", out, "\x1b[33mstale\x1b[0m    wk000", "\x1b[31munread\x1b[0m   wk001", "\x1b[32min sync\x1b[0m  wk002")
 }
 
-// changes are differences of every kind, and then more of one.
 func changes(more int) []config.Change {
 	out := []config.Change{
 		{Document: "HostnameConfig", Path: "hostname", Kind: config.Changed, Found: "a", Wanted: "b"},
@@ -308,7 +307,6 @@ func TestTogether(t *testing.T) {
 	}
 }
 
-// stringsOf are all texts in v.
 func stringsOf(v reflect.Value) (out []string) {
 	switch v.Kind() {
 	case reflect.String:

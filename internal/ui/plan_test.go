@@ -62,7 +62,6 @@ func inSync(name string) planning.NodePlan {
 	return planning.NodePlan{Node: name, Role: "worker", Phase: planning.Workers, Why: "runs v1.13.9 build abcdef012345"}
 }
 
-// everyPhase is a plan with a node in every state.
 func everyPhase() planning.Plan {
 	resumed := node("wk3", 9033, planning.Unfinished, cluster.PutBack, 180)
 	resumed.Why = "run 20261120-0300-aaaa began to recreate it and did not finish; its old system disk is put back: " +
@@ -220,7 +219,6 @@ func TestPlanInColours(t *testing.T) {
 	}
 }
 
-// many is a plan of a large cluster in which that many workers change.
 func many(nodes, changing int) planning.Plan {
 	plan := planning.Plan{Cluster: "c1", ID: "0123456789abcdef", MaxUnavailable: 5, PerHost: 1, TotalSeconds: 240 * ((changing + 4) / 5)}
 	batch := planning.Batch{Phase: planning.Workers, Limit: 5}

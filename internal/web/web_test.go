@@ -39,7 +39,6 @@ import (
 
 const secret = "PVEAPIToken=recast@pve!ui=5ec0ffee-1ab0-4000-8000-000000000001"
 
-// options are those of a cluster in which every text from elsewhere is text.
 func options(dir, text string) Options {
 	drift := observe.Drift{Node: "wk1", Stale: true, Build: "b1", Talos: "v1.13.9", Reasons: []cluster.Reason{{Code: "extension-digest", Text: text}}, Notes: []string{text}}
 	return Options{
@@ -436,7 +435,6 @@ func TestTrouble(t *testing.T) {
 	})
 }
 
-// fixedRun is the ID of every run of testdata.
 const fixedRun = "20000101-0000-feed"
 
 // A run that has not ended is followed in its log; one that was killed is shown as it was then.

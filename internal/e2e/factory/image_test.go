@@ -55,7 +55,6 @@ type entry struct {
 
 func directory(name string) entry { return entry{name: name + "/", mode: 0o755} }
 
-// packed makes a layer.
 func packed(t *testing.T, entries ...entry) v1.Layer {
 	t.Helper()
 	var b bytes.Buffer
@@ -83,7 +82,6 @@ func image(t *testing.T, arch string, config v1.Config, layers ...v1.Layer) v1.I
 	return must(mutate.AppendLayers(mutate.ConfigMediaType(mutate.MediaType(img, types.OCIManifestSchema1), types.OCIConfigJSON), layers...))(t)
 }
 
-// index makes an image for every architecture.
 func index(one func(arch string) v1.Image) v1.ImageIndex {
 	idx := v1.ImageIndex(empty.Index)
 	for _, arch := range architectures {
@@ -192,7 +190,6 @@ func flipped(t *testing.T, content, piece []byte) string {
 	return string(b)
 }
 
-// repacked is a disk image after a change of the disk in it, disk.raw.
 func (s *stage) repacked(image, change string) string {
 	s.t.Helper()
 	dir := s.t.TempDir()
@@ -319,7 +316,6 @@ func (s *stage) getsSigned(changed string) (digest string) {
 	return digestOf(s.t, signed)
 }
 
-// registers has the factory know a schematic.
 func (f *front) registers(t *testing.T, schematic string) {
 	t.Helper()
 	r := must(http.Post(f.url+"/schematics", "application/yaml", strings.NewReader(schematic)))(t)
@@ -329,7 +325,6 @@ func (f *front) registers(t *testing.T, schematic string) {
 	}
 }
 
-// pulled is the image of every architecture that a reference names.
 func pulled(t *testing.T, ref string) v1.ImageIndex {
 	t.Helper()
 	r := must(name.ParseReference(ref))(t)
@@ -352,7 +347,6 @@ func (f *factoryServer) signed(t *testing.T, installer v1.ImageIndex, changed st
 	})
 }
 
-// signedImage makes the last layer of an installer again, which has the programs.
 func (f *factoryServer) signedImage(t *testing.T, img v1.Image, arch, changed string) v1.Image {
 	t.Helper()
 	config, errConfig := img.ConfigFile()
@@ -385,7 +379,6 @@ func (f *factoryServer) signedImage(t *testing.T, img v1.Image, arch, changed st
 	return image(t, arch, config.Config, append(layers[:last:last], packed(t, entries...))...)
 }
 
-// changeCode changes one byte of a program's code.
 func changeCode(t *testing.T, program []byte) {
 	t.Helper()
 	f := must(pe.NewFile(bytes.NewReader(program)))(t)
@@ -433,7 +426,6 @@ func (f *factoryServer) publishes(t *testing.T, path string, installer v1.ImageI
 	mustDo(t, remote.Push(repository.Tag(strings.Replace(digest, ":", "-", 1)+".sig"), img, remote.WithContext(t.Context())))
 }
 
-// signingKey is the factory's key for images.
 func (f *factoryServer) signingKey(t *testing.T) *ecdsa.PrivateKey {
 	t.Helper()
 	b := must(os.ReadFile(f.key))(t)
@@ -522,7 +514,6 @@ type extension struct {
 	files         func(arch string) []entry // below the node's root, without directories
 }
 
-// index is the extension's image.
 func (e extension) index(t *testing.T) v1.ImageIndex {
 	t.Helper()
 	manifest, err := yaml.Marshal(map[string]any{
@@ -574,7 +565,6 @@ func guestAgentOf(version string) extension {
 	}}
 }
 
-// iscsiTools is the extension that is republished.
 func iscsiTools(build string) extension {
 	return extension{"iscsi-tools", "v0.2.0", func(arch string) []entry {
 		return []entry{
@@ -664,7 +654,6 @@ func checksum(b []byte) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// kernelImage is the unified kernel image in an installer for amd64.
 func kernelImage(t *testing.T, ref string) []byte {
 	t.Helper()
 	r := must(name.ParseReference(ref))(t)

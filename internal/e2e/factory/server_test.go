@@ -57,7 +57,6 @@ func newFactoryServer(t *testing.T, core, own *depot, at *front, bin string) *fa
 	return f
 }
 
-// running is one process.
 type running struct {
 	url, log string
 	process  *exec.Cmd
@@ -79,7 +78,6 @@ func (f *factoryServer) startTLS(t *testing.T, ca *authority) *running {
 	return f.run(t, ca.client(), "https://"+addr, addr, "https://"+addr, ca.certFile, ca.keyFile)
 }
 
-// run starts a factory at url and waits until it answers a client.
 func (f *factoryServer) run(t *testing.T, client *http.Client, url, listen, known string, certificate ...string) *running {
 	t.Helper()
 	f.started++
@@ -143,7 +141,6 @@ func answers(t *testing.T, client *http.Client, url string) bool {
 	return resp.StatusCode == http.StatusOK
 }
 
-// freeAddress is an unused address.
 func freeAddress(t *testing.T) string {
 	t.Helper()
 	l := must(net.Listen("tcp", "127.0.0.1:0"))(t)
@@ -207,7 +204,6 @@ func (d *depot) servesTLS(t *testing.T, ca *authority) (addr string) {
 	return l.Addr().String()
 }
 
-// serve runs a server until the test ends.
 func serve(t *testing.T, server *http.Server, run func(*http.Server) error) {
 	t.Helper()
 	ended := make(chan error, 1)
@@ -233,7 +229,6 @@ func (d *depot) push(t *testing.T, path string, what remote.Taggable) {
 	mustDo(t, remote.Push(d.tag(t, path), what, remote.WithContext(t.Context())))
 }
 
-// forgets deletes everything with a tag in a repository.
 func (d *depot) forgets(t *testing.T, path string) {
 	t.Helper()
 	repository := must(name.NewRepository(d.addr + "/" + path))(t)
@@ -346,14 +341,12 @@ func newKey(t *testing.T) *ecdsa.PrivateKey {
 	return must(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
 }
 
-// signs makes a certificate, PEM.
 func (a *authority) signs(t *testing.T, about *x509.Certificate, key *ecdsa.PrivateKey) []byte {
 	t.Helper()
 	der := must(x509.CreateCertificate(rand.Reader, about, a.about, &key.PublicKey, a.key))(t)
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
 }
 
-// client trusts this authority.
 func (a *authority) client() *http.Client {
 	return &http.Client{Transport: &http.Transport{DisableKeepAlives: true, TLSClientConfig: &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: a.roots}}}
 }
@@ -370,7 +363,6 @@ func program(t *testing.T, args ...string) *exec.Cmd {
 	return exec.Command(absolute(t, *realBinary), args...)
 }
 
-// absolute is the path of a program that make has built.
 func absolute(t *testing.T, path string) string {
 	t.Helper()
 	path = must(filepath.Abs(path))(t)

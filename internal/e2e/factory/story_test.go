@@ -166,7 +166,6 @@ func (s *stage) mirrored() {
 	}
 }
 
-// hasNothingToDo runs all commands again.
 func (s *stage) hasNothingToDo() {
 	s.tell("The same again: nothing to do, nothing written, no content read, no build asked for")
 	before := s.read("recast.lock")
@@ -306,13 +305,11 @@ type teller struct {
 	chapter int
 }
 
-// tell begins a chapter.
 func (s *teller) tell(format string, args ...any) {
 	s.chapter++
 	fmt.Fprintf(s.t.Output(), "\n%d. %s\n", s.chapter, fmt.Sprintf(format, args...))
 }
 
-// notes prints a remark.
 func (s *teller) notes(format string, args ...any) {
 	fmt.Fprintf(s.t.Output(), "   # %s\n", fmt.Sprintf(format, args...))
 }
@@ -505,7 +502,6 @@ func fileSum(t *testing.T, path string) string {
 	return checksum(b)
 }
 
-// kernelRelease is the release of the fake kernel.
 const kernelRelease = "6.18.5-talos"
 
 // talosFiles writes the imager container's /usr/install: a Talos that can't boot, in the
@@ -770,7 +766,6 @@ func references(pins []pin) string {
 	return b.String()
 }
 
-// locksPins requires each pin in a schematic's lock, and no other extension of its name.
 func (s *stage) locksPins(schematic string, pins []pin) {
 	s.t.Helper()
 	for _, p := range pins {

@@ -301,7 +301,6 @@ func TestAlerts(t *testing.T) {
 	t.Attr("alerts", strconv.Itoa(len(all)))
 }
 
-// requireKnown checks the metrics of an expression, and the labels that it selects.
 func requireKnown(t *testing.T, where, text string) {
 	t.Helper()
 	expr, err := grammar.ParseExpr(text)
@@ -369,7 +368,6 @@ const (
 	week   = 7 * 24 * time.Hour
 )
 
-// begin is when the series begin.
 var begin = time.Date(2026, 1, 5, 0, 0, 0, 0, time.UTC)
 
 // A line is a series: name and labels, as Prometheus writes them, and its value at a time
@@ -560,7 +558,6 @@ type release struct {
 	notes string
 }
 
-// install renders a chart for a namespace, with values as a person writes them.
 func install(ctx context.Context, c *chart.Chart, namespace, values string) (release, error) {
 	var given map[string]any
 	if err := yaml.Unmarshal([]byte(values), &given); err != nil {
@@ -662,7 +659,6 @@ func overlay(t *testing.T) string {
 	return dir
 }
 
-// stored are the series as Prometheus would have stored them.
 func stored(t *testing.T, lines []line) storage.Queryable {
 	t.Helper()
 	var all []storage.Series
@@ -697,7 +693,6 @@ func selecting(all []storage.Series) func(bool, *storage.SelectHints, ...*labels
 	}
 }
 
-// set is a storage.SeriesSet.
 type set struct {
 	found []storage.Series
 	i     int

@@ -50,7 +50,6 @@ var (
 
 var speed = flag.String("speed", "20", "of the lab")
 
-// patience is the timeout of a command.
 const patience = 5 * time.Minute
 
 // user runs commands in the working directory of a lab whose objects are in a real control
@@ -151,7 +150,6 @@ func (b *safeBuffer) Reset() {
 	b.said.Reset()
 }
 
-// said is the result of a command.
 type said struct {
 	command     string
 	out, errs   string
@@ -318,7 +316,6 @@ func (s *scene) upgradeKubernetes() {
 	s.t.Attr("kubernetes-troubles", "1")
 }
 
-// wantsKubernetes writes the version into recast.yaml.
 func (s *scene) wantsKubernetes(version string) {
 	s.t.Helper()
 	path := filepath.Join(s.dir, "recast.yaml")
@@ -327,7 +324,6 @@ func (s *scene) wantsKubernetes(version string) {
 	s.check(os.WriteFile(path, append(b, "kubernetes: {version: "+version+"}\n"...), 0o600))
 }
 
-// upgraded are the versions afterwards.
 func upgraded() map[string]string {
 	want := map[string]string{"kube-proxy": proxies(after)}
 	for _, node := range []string{"cp1", "cp2", "cp3", "wk1", "wk2"} {
@@ -341,7 +337,6 @@ func upgraded() map[string]string {
 	return want
 }
 
-// proxies is a kube-proxy of that version that runs on every node.
 func proxies(version string) string { return "registry.k8s.io/kube-proxy:" + version + ", 5 of 5 pods" }
 
 var staticPods = []string{"kube-apiserver", "kube-controller-manager", "kube-scheduler"}
@@ -439,7 +434,6 @@ func (w *restored) check(err error) {
 	mustDo(w.t, err)
 }
 
-// create creates a pod of node wk1, and returns its revision.
 func (w *restored) create(name string) (revision int) {
 	w.t.Helper()
 	made, err := w.plane.Client.CoreV1().Pods(metav1.NamespaceDefault).Create(w.t.Context(), &corev1.Pod{
@@ -512,7 +506,6 @@ func (k *podWatch) watchesFrom(at int) (revision int) {
 	return revision
 }
 
-// sees waits until it knows these pods, and no others for a while.
 func (k *podWatch) sees(names ...string) {
 	k.t.Helper()
 	same := func() bool { return slices.Equal(k.pods, names) }
@@ -639,7 +632,6 @@ func (s *scene) colleague() *user {
 	return &user{t: s.t, plane: s.plane, recast: s.recast, dir: dir, env: append(slices.Clone(s.env), "PROXMOX_VE_API_TOKEN="+token)}
 }
 
-// ending says whether the pinned pod is terminating.
 func (s *scene) ending() bool {
 	return slices.ContainsFunc(s.pinnedPods(), func(p corev1.Pod) bool { return p.DeletionTimestamp != nil })
 }
@@ -699,7 +691,6 @@ func nodeReady(n *corev1.Node) bool {
 	return false
 }
 
-// edit changes the worker's Node.
 func (s *scene) edit(change func(*corev1.Node)) {
 	s.t.Helper()
 	s.check(retry.RetryOnConflict(retry.DefaultRetry, func() error {

@@ -60,7 +60,6 @@ func troubles() []trouble {
 	return slices.Concat(gateTroubles(), drainTroubles(), serverTroubles(), nodeTroubles())
 }
 
-// drainTroubles are those of pods and volumes that can't be removed.
 func drainTroubles() []trouble {
 	return []trouble{
 		{
@@ -166,7 +165,6 @@ func (s *scene) holdAttachments(hold bool) {
 	}
 }
 
-// serverTroubles are those of the control plane itself.
 func serverTroubles() []trouble {
 	return []trouble{
 		{
@@ -213,7 +211,6 @@ type scene struct {
 	plane *plane.ControlPlane
 }
 
-// trouble is an obstacle to a roll.
 type trouble struct {
 	name string
 	// roll is the timeouts in recast.yaml; "": long enough for everything.
@@ -301,7 +298,6 @@ func (s *scene) settled() {
 	})
 }
 
-// waits writes recast's timeouts.
 func (s *scene) waits(roll string) {
 	s.t.Helper()
 	path := filepath.Join(s.dir, "recast.yaml")
@@ -373,7 +369,6 @@ func (s *scene) dynamic() *dynamic.DynamicClient {
 	return c
 }
 
-// defineVaults makes the API server serve a custom resource with a status.
 func (s *scene) defineVaults() (ends func()) {
 	s.t.Helper()
 	definitions := s.dynamic().Resource(schema.GroupVersionResource{Group: "apiextensions.k8s.io", Version: "v1", Resource: "customresourcedefinitions"})
@@ -398,7 +393,6 @@ func (s *scene) defineVaults() (ends func()) {
 	return func() { s.check(definitions.Delete(s.t.Context(), "vaults.example.com", metav1.DeleteOptions{})) }
 }
 
-// vault makes one with that health.
 func (s *scene) vault(health string) {
 	s.t.Helper()
 	made, err := s.dynamic().Resource(vaults).Namespace("default").Create(s.t.Context(), &unstructured.Unstructured{Object: map[string]any{
@@ -410,7 +404,6 @@ func (s *scene) vault(health string) {
 	s.check(err)
 }
 
-// nodeTroubles are those of a Node and its kubelet.
 func nodeTroubles() []trouble {
 	return []trouble{
 		{
@@ -497,7 +490,6 @@ func (s *scene) muteKubelet(entirely bool) (ends func()) {
 	}
 }
 
-// denyEvictions serves a webhook that denies all evictions.
 func (s *scene) denyEvictions(why string) (ends func()) {
 	s.t.Helper()
 	hook := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {

@@ -67,7 +67,6 @@ func TestOtherReleases(t *testing.T) {
 	}
 }
 
-// wk2Runs waits until wk2 runs.
 func wk2Runs() command {
 	return command{line: "get machinestatus -n {wk2}", out: []string{`running +true`}, within: boots}
 }
@@ -78,7 +77,6 @@ func (u *user) counts() {
 	u.t.Attr("failed", strconv.Itoa(u.failed))
 }
 
-// installer is the image that a machine was installed from.
 func (u *user) installer(machine string) string {
 	u.t.Helper()
 	out, stderr, _ := u.run("talosctl", "get", "machineconfig", "v1alpha1", "-n", machine, "-o", "jsonpath={.spec}")
@@ -191,10 +189,8 @@ func (u *user) findPlaces(version string) {
 	u.places = strings.NewReplacer(pairs...)
 }
 
-// patience is the timeout of a command.
 const patience = 3 * time.Minute
 
-// run runs a program to its end.
 func (u *user) run(name string, args ...string) (stdout, stderr string, code int) {
 	for i, arg := range args {
 		args[i] = u.places.Replace(arg)
@@ -272,7 +268,6 @@ func (u *user) types(chapter string, commands ...command) {
 	}
 }
 
-// words are the program and its arguments.
 func (c command) words() (program string, args []string) {
 	if words := strings.Fields(c.line); words[0] != "recast" {
 		return "talosctl", words
@@ -280,7 +275,6 @@ func (c command) words() (program string, args []string) {
 	return "recast", strings.Fields(c.line)[1:]
 }
 
-// quote prints the requested lines.
 func (u *user) quote(c command, said string) {
 	for line := range strings.Lines(said) {
 		for _, expr := range slices.Concat(c.out, c.errs) {
@@ -443,7 +437,6 @@ func removedBehind(cp3, storage string) []command {
 	}, rolled(`cp1 recreated as build`))
 }
 
-// member is the ID of a member of etcd.
 func (u *user) member(name string) string {
 	u.t.Helper()
 	out, stderr, _ := u.run("talosctl", "etcd", "members", "-n", "{cp1}")
@@ -583,7 +576,6 @@ func (u *user) writes(name, text string) {
 	mustDo(u.t, os.WriteFile(filepath.Join(u.dir, name), []byte(text), 0o600))
 }
 
-// files writes patches, and returns their paths.
 func (u *user) files(list string, patches []string) []string {
 	var names []string
 	for i, p := range patches {
@@ -619,7 +611,6 @@ nodes:
 `, r.talos, list("all", r.all), list("cp", r.controlPlanes), list("worker", r.workers), list("cp1", r.cp1), list("wk1", r.wk1))
 }
 
-// gen are the arguments that have talosctl make a node's configuration.
 func (r rendering) gen(u *user, node, kind string) []string {
 	args := []string{
 		"gen", "config", "home", "https://10.0.0.10:6443", "--with-secrets", "secrets.yaml", "--talos-version", r.talos, "--kubernetes-version", "1.35.4",
@@ -662,7 +653,6 @@ func sizeOf(t *testing.T, file string) float64 {
 	return float64(info.Size())
 }
 
-// reads are the read-only commands.
 func reads() []command {
 	return []command{
 		{line: "version --client", out: []string{`Tag: +v1\.14\.1`}},
@@ -740,7 +730,6 @@ func insides() []command {
 	}
 }
 
-// roles are the permissions of clients with other certificates.
 func roles() []command {
 	return []command{
 		{line: "config new {dir}/reader --roles os:reader -n {cp1}"},
@@ -776,7 +765,6 @@ func configuration() []command {
 	}
 }
 
-// health are the ways to check the cluster's health.
 func health() []command {
 	all := []string{
 		`etcd to be healthy: OK`, `etcd members to be consistent across nodes: OK`, `etcd members to be control plane nodes: OK`, `apid to be ready: OK`,

@@ -701,7 +701,6 @@ func (s *simulation) begin(d decision) error {
 	return s.limits()
 }
 
-// mayBegin checks a member against its stage and those before.
 func (s *simulation) mayBegin(m v1alpha1.Member) error {
 	if m.Phase != v1alpha1.MemberWaiting {
 		return fmt.Errorf("%s begins again", m.Cluster)

@@ -43,7 +43,6 @@ func browse(t testing.TB, objects client.Reader) visit {
 	return visit{t, s}
 }
 
-// example is the fleet of testdata.
 func example(t testing.TB) visit {
 	t.Helper()
 	text := must.Get(os.ReadFile("../../../testdata/fleet/objects.yaml"))(t)

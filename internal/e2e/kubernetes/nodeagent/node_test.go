@@ -68,7 +68,6 @@ func TestNode(t *testing.T) {
 	t.Run("a node dies", func(t *testing.T) { world{T: t, plane: w.plane, nodes: w.nodes}.nodeDies() })
 }
 
-// registered looks at a Node and its Lease.
 func (w world) registered() {
 	w.Helper()
 	n, err := w.plane.Client.CoreV1().Nodes().Get(w.Context(), "one", metav1.GetOptions{})
@@ -250,7 +249,6 @@ func (w world) api() {
 	}
 }
 
-// probes runs a pod that is ready once its probe finds a file, which a hook writes.
 func (w world) probes() {
 	s := spec("run", "0")
 	c := &s.Containers[0]
@@ -275,7 +273,6 @@ func (w world) probes() {
 	w.until("the container has been told to end", func() bool { return strings.HasSuffix(w.output("probes"), "told to end\n") })
 }
 
-// waits waits until the only container of a pod waits for that reason, and returns why.
 func (w world) waits(pod, reason string) (message string) {
 	w.Helper()
 	w.until(fmt.Sprintf("the container of pod %s waits: %s", pod, reason), func() bool {
@@ -409,7 +406,6 @@ func (w world) nodeDies() {
 
 const namespace = "default"
 
-// world is a control plane and its nodes, seen by one test.
 type world struct {
 	*testing.T
 
@@ -436,7 +432,6 @@ func (w world) until(what string, so func() bool) {
 	w.Fatalf("after three minutes it is not so that %s; pods: %s", what, w.describe())
 }
 
-// describe is all pods' statuses, and the Events.
 func (w world) describe() string {
 	list, err := w.plane.Client.CoreV1().Pods(namespace).List(w.Context(), metav1.ListOptions{})
 	if err != nil {
@@ -457,7 +452,6 @@ func (w world) describe() string {
 	return text
 }
 
-// spec is a pod with one container, of the program.
 func spec(args ...string) corev1.PodSpec {
 	return corev1.PodSpec{
 		RestartPolicy: corev1.RestartPolicyNever,
@@ -465,7 +459,6 @@ func spec(args ...string) corev1.PodSpec {
 	}
 }
 
-// pod creates a pod.
 func (w world) pod(name string, spec corev1.PodSpec) {
 	w.Helper()
 	p := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: namespace, Labels: map[string]string{"app": name}}, Spec: spec}
@@ -477,7 +470,6 @@ func (w world) pod(name string, spec corev1.PodSpec) {
 	w.check(err)
 }
 
-// get is the pod as it is now.
 func (w world) get(name string) *corev1.Pod {
 	w.Helper()
 	p, err := w.plane.Client.CoreV1().Pods(namespace).Get(w.Context(), name, metav1.GetOptions{})
@@ -485,7 +477,6 @@ func (w world) get(name string) *corev1.Pod {
 	return p
 }
 
-// ended waits for the end of a pod, and returns it and its container's.
 func (w world) ended(name string, phase corev1.PodPhase) (*corev1.Pod, *corev1.ContainerStateTerminated) {
 	w.Helper()
 	var p *corev1.Pod
@@ -500,7 +491,6 @@ func (w world) ended(name string, phase corev1.PodPhase) (*corev1.Pod, *corev1.C
 	return p, end
 }
 
-// container waits until the container main of a pod runs on one of the nodes.
 func (w world) container(pod string) (on *nodeagent.Node, c nodeagent.Container) {
 	w.Helper()
 	w.until("pod "+pod+" runs", func() bool {
@@ -538,7 +528,6 @@ func (w world) look(name string, spec corev1.PodSpec) (s seen) {
 	return s
 }
 
-// job creates a Job.
 func (w world) job(name string, change func(*batchv1.JobSpec)) {
 	w.Helper()
 	j := &batchv1.Job{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: namespace}}
@@ -547,7 +536,6 @@ func (w world) job(name string, change func(*batchv1.JobSpec)) {
 	w.check(err)
 }
 
-// jobIs waits for a condition of a Job, and returns the Job.
 func (w world) jobIs(name string, condition batchv1.JobConditionType) (j *batchv1.Job, c batchv1.JobCondition) {
 	w.Helper()
 	w.until(fmt.Sprintf("Job %s is %s", name, condition), func() bool {
@@ -583,7 +571,6 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// programImage has only the program.
 func programImage(t *testing.T) nodeagent.Image {
 	t.Helper()
 	self, err := os.Executable()
@@ -593,7 +580,6 @@ func programImage(t *testing.T) nodeagent.Image {
 	return nodeagent.Image{Files: map[string]string{programPath: self}, Entrypoint: []string{"program"}}
 }
 
-// program runs in containers.
 func program(args []string) int {
 	switch args[0] {
 	case "exit": // code, termination message
@@ -624,7 +610,6 @@ func program(args []string) int {
 	return 99
 }
 
-// run runs until it is told to end.
 func run(code string) int {
 	told := make(chan os.Signal, 1)
 	signal.Notify(told, syscall.SIGTERM)
@@ -778,7 +763,6 @@ func mountOf(info, target string) string {
 	return ""
 }
 
-// objects makes a ConfigMap and a Secret.
 func (w world) objects(name string) {
 	w.Helper()
 	meta := metav1.ObjectMeta{Name: name, Namespace: namespace}
@@ -792,7 +776,6 @@ func (w world) objects(name string) {
 	w.check(err)
 }
 
-// restricted is a pod with no privileges and every kind of volume and variable.
 func (w world) restricted(name string) corev1.PodSpec {
 	s := spec("look", ">/new", ">/tmp/new", ">/memory/new", ">/config/new", "/config/greeting", "/config/nested/other", "/one/greeting",
 		"/secret/password", "/info/labels", "/etc/hostname", ">/proc/sys/kernel/hostname", "/root", ">"+programPath, "/proc/1/comm", "/proc/2/comm",

@@ -279,7 +279,6 @@ func (f *fleet) create(group, resource, manifest string) {
 	}
 }
 
-// inSync waits until all clusters from that number on are, by a check of what they are to be.
 func (f *fleet) inSync(from int) {
 	f.t.Helper()
 	f.until("all clusters are in sync", func() bool {
@@ -305,7 +304,6 @@ func (f *fleet) inSync(from int) {
 	})
 }
 
-// status is that of a FleetRoll.
 type status struct {
 	Done, Failed, Running int
 	Stage                 string
@@ -319,13 +317,11 @@ func (f *fleet) status(name string) status {
 	return o.Status
 }
 
-// awaits waits until the condition Ready of a FleetRoll has that reason.
 func (f *fleet) awaits(name, reason string) {
 	f.t.Helper()
 	f.kubectl(fmt.Sprintf(`wait --for=jsonpath='{.status.conditions[?(@.type=="Ready")].reason}'=%s fleetroll/%s --timeout=10m`, reason, name))
 }
 
-// example is the FleetRoll of the documentation, with a shorter soak time.
 func (f *fleet) example() string {
 	f.t.Helper()
 	const begin = "apiVersion: recast.dev/v1alpha1\nkind: FleetRoll\n"
@@ -531,7 +527,6 @@ type single struct {
 	metrics, pages string // URLs
 }
 
-// startSingle starts the operator, and waits until it leads.
 func (h house) startSingle() single {
 	h.t.Helper()
 	s := h.startReplica()
@@ -550,7 +545,6 @@ func (h house) startReplica() single {
 	return single{process.Start(h.t, "recast-operator", cmd), h, "http://" + address + "/metrics", "http://" + pages}
 }
 
-// account writes the kubeconfig of a ServiceAccount.
 func (h house) account(namespace, name string) string {
 	h.t.Helper()
 	const hours = 12
@@ -620,7 +614,6 @@ func (s single) peakMiB() int {
 	return kib >> 10
 }
 
-// settle waits until nothing is left to do for the operator, and returns what it says then.
 func (s single) settle() reading {
 	s.h.t.Helper()
 	const quiet = 3 * time.Second
@@ -759,7 +752,6 @@ func audited(t *testing.T) (flags []string, log string) {
 	return []string{"--audit-policy-file=" + policy, "--audit-log-path=" + log}, log
 }
 
-// called lists "verb group/resource" of all that an account has called and was allowed to.
 func (h house) called(account string) map[string]bool {
 	h.t.Helper()
 	b := must(os.ReadFile(h.auditLog))(h.t)
@@ -792,7 +784,6 @@ func (h house) called(account string) map[string]bool {
 	return calls
 }
 
-// allowed lists "verb group/resource" of rules.
 func allowed(rules []rbacv1.PolicyRule) map[string]bool {
 	all := map[string]bool{}
 	for _, r := range rules {

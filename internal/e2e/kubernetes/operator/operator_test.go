@@ -131,7 +131,6 @@ func (h house) versionBump() {
 	fmt.Fprintf(t.Output(), "%s\n", h.kubectl("get imageroll prod-1 -o yaml"))
 }
 
-// runs says whether a container of such a pod runs.
 func (h house) runs(namespace, prefix string) bool {
 	for _, n := range h.nodes {
 		for _, c := range n.Running() {
@@ -192,7 +191,6 @@ func TestOperatorRestarted(t *testing.T) {
 	t.Attr("operator-kills", strconv.Itoa(kills))
 }
 
-// startOperator starts the operator as a process of this machine.
 func (h house) startOperator() *process.Process {
 	h.t.Helper()
 	cmd := exec.Command(h.binary("recast-operator"), "--job-image", image, "--metrics-bind-address=0", "--health-probe-bind-address=0", "--pages-bind-address=0",
@@ -269,7 +267,6 @@ func (h house) in(t *testing.T, namespace string) house {
 	return h
 }
 
-// typed runs a command of the documentation, and returns its output.
 func (h house) typed(command string) string {
 	h.t.Helper()
 	if !strings.Contains(h.page, command) {
@@ -292,7 +289,6 @@ func (h house) kubectl(args string) string {
 	return out
 }
 
-// apply applies manifests.
 func (h house) apply(manifests string) {
 	h.t.Helper()
 	if out, err := h.try(manifests, "apply --server-side --force-conflicts -f -"); err != nil {
@@ -303,7 +299,6 @@ func (h house) apply(manifests string) {
 // patience is how long a command may take.
 const patience = 30 * time.Minute
 
-// try runs kubectl in the namespace.
 func (h house) try(stdin, args string) (string, error) {
 	h.t.Helper()
 	ctx, cancel := context.WithTimeout(h.t.Context(), patience)
@@ -345,7 +340,6 @@ func split(line string) []string {
 	return words
 }
 
-// until waits until something is so.
 func (h house) until(what string, so func() bool) {
 	h.t.Helper()
 	for began := time.Now(); time.Since(began) < patience; time.Sleep(200 * time.Millisecond) {
@@ -362,7 +356,6 @@ func (h house) leader() string {
 	return h.field("lease/recast-operator", "{.spec.holderIdentity}")
 }
 
-// field reads a JSON path of an object, "" if there is no such object or field.
 func (h house) field(object, path string) string {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(h.t.Context()), time.Minute)
 	defer cancel()
@@ -375,12 +368,10 @@ func (h house) field(object, path string) string {
 	return string(out)
 }
 
-// ready is the message of the condition Ready, with its status and reason.
 func (h house) ready(object string) string {
 	return h.field(object, `{range .status.conditions[?(@.type=="Ready")]}{.status} {.reason} {.message}{end}`)
 }
 
-// show prints what is in the namespace, when a test has failed.
 func (h house) show() {
 	h.t.Helper()
 	for _, args := range []string{"get talosclusters,imagerolls,jobs,pods -o wide", "get talosclusters,imagerolls -o yaml", "get events"} {
@@ -424,7 +415,6 @@ type lab struct {
 	env         []string
 }
 
-// startLab starts a lab in a process of its own.
 func (h house) startLab(flags ...string) lab {
 	h.t.Helper()
 	l := lab{dir: filepath.Join(h.t.TempDir(), "lab"), recast: h.binary("recast")}
@@ -451,7 +441,6 @@ func (h house) startLab(flags ...string) lab {
 	return l
 }
 
-// variable is one of those that the lab exports.
 func (l lab) variable(name string) string {
 	for _, line := range l.env {
 		if value, ok := strings.CutPrefix(line, name+"="); ok {
@@ -518,18 +507,15 @@ type player struct {
 	jobs    map[string]int // by kind
 }
 
-// rolled is a roll of a cluster.
 type rolled struct {
 	fleet, cluster string
 	began, ended   time.Time
 }
 
-// nodes are those of each cluster.
 var nodes = []string{"cp1", "cp2", "cp3"}
 
 const firstVersion = "v1.13.8"
 
-// startPlayer plays until the test ends.
 func startPlayer(t *testing.T, api *kubernetes.Clientset) *player {
 	t.Helper()
 	const capacity = 60
@@ -608,7 +594,6 @@ func (p *player) end(k task) {
 	}
 }
 
-// endOf is the status that the Job controller writes.
 func endOf(code int) map[string]any {
 	now := metav1.Now()
 	condition := func(kind batchv1.JobConditionType) batchv1.JobCondition {
@@ -626,7 +611,6 @@ func endOf(code int) map[string]any {
 	}
 }
 
-// version is what a cluster runs, and what its task asks for.
 func (p *player) version(k task) (runs, wants string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -642,7 +626,6 @@ func (p *player) version(k task) (runs, wants string) {
 // text stands for JSON of recast's.
 func text(kib int) string { return strings.Repeat(strings.Repeat("x", 1023)+"\n", kib) }
 
-// check reports like recast drift.
 func (p *player) check(ctx context.Context, k task) int {
 	began := metav1.Now()
 	time.Sleep(p.step)
@@ -686,7 +669,6 @@ func (p *player) plan(ctx context.Context, k task) int {
 	return 0
 }
 
-// roll reports the progress of each node.
 func (p *player) roll(ctx context.Context, k task) int {
 	progress := func(done int) map[string]any {
 		return map[string]any{
@@ -729,7 +711,6 @@ func (p *player) finish(cluster string) bool {
 	return !p.hold
 }
 
-// set changes what the player does.
 func (p *player) set(change func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -771,7 +752,6 @@ func (p *player) report(ctx context.Context, k task, fields map[string]any) {
 	p.patch(ctx, k, types.JSONPatchType, "/apis/recast.dev/v1alpha1/namespaces/"+k.Namespace+"/"+object+"/status", patch)
 }
 
-// keep fills in the ConfigMap for results.
 func (p *player) keep(ctx context.Context, k task, content map[string]any) {
 	p.patch(ctx, k, types.MergePatchType, "/api/v1/namespaces/"+k.Namespace+"/configmaps/"+k.Results, content)
 }
