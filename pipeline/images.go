@@ -830,28 +830,8 @@ func retention(p Project, keep *int) prune.Retention {
 	return r
 }
 
-func (p *pruning) retention() prune.Retention {
-	r := retention(p.Project, p.o.KeepDisks)
-	r.Removed = p.o.Removed
-	return r
-}
-
 func (p *pruning) judgeDisks(ctx context.Context, vms []cluster.VM, uses []images.Use) (prune.ParkingPruner, error) {
-	pr := p.parkingPruner()
-	pr.Kept, pr.VMs = prune.JudgeParked(vms, clusterUses(uses), p.retention())
-	for i := range pr.Kept {
-		if pr.Kept[i].Replaced.IsZero() {
-			pr.Kept[i].Replaced = journal.RunBegan(pr.Kept[i].Run)
-		}
-	}
-	if node := p.o.Removed; node != "" && !slices.ContainsFunc(pr.Kept, func(v prune.KeptVerdict) bool { return v.OfRemoved && v.Node == node }) {
-		return pr, fault.WithHint(fault.NoWayBack.Refusedf("node %s: no disks of a removed node of that name are parked", node), "recast remove %s removes the node first; recast status lists what is parked", node)
-	}
-	return pr, pr.KeepUnnamed(ctx, vms)
-}
-
-func (p *pruning) parkingPruner() prune.ParkingPruner {
-	return prune.ParkingPruner{
+	pr := prune.ParkingPruner{
 		Proxmox: p.px, Cluster: p.Config.Cluster,
 		Uses: func(ctx context.Context) ([]cluster.Use, error) {
 			uses, err := p.shelf.Uses(ctx)
@@ -861,6 +841,18 @@ func (p *pruning) parkingPruner() prune.ParkingPruner {
 			return diskStorages(ctx, p.px, p.shelf, host)
 		},
 	}
+	keep := retention(p.Project, p.o.KeepDisks)
+	keep.Removed = p.o.Removed
+	pr.Kept, pr.VMs = prune.JudgeParked(vms, clusterUses(uses), keep)
+	for i := range pr.Kept {
+		if pr.Kept[i].Replaced.IsZero() {
+			pr.Kept[i].Replaced = journal.RunBegan(pr.Kept[i].Run)
+		}
+	}
+	if node := p.o.Removed; node != "" && !slices.ContainsFunc(pr.Kept, func(v prune.KeptVerdict) bool { return v.OfRemoved && v.Node == node }) {
+		return pr, fault.WithHint(fault.NoWayBack.Refusedf("node %s: no disks of a removed node of that name are parked", node), "recast remove %s removes the node first; recast status lists what is parked", node)
+	}
+	return pr, pr.KeepUnnamed(ctx, vms)
 }
 
 func (p *pruning) scratchPruner(px cluster.Proxmox) roll.ScratchPruner {

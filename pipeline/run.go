@@ -657,9 +657,7 @@ func (w *work) notice(event cluster.NoticeEvent, err error) cluster.Notice {
 
 // hintLines returns the hints of an error, never nil: templates range over them.
 func hintLines(err error) []string {
-	hints := []string{}
-	hints = append(hints, cluster.Each(fault.Hints(err), func(hint string) string { return foreign.Lines(hint) })...)
-	return hints
+	return append([]string{}, cluster.Each(fault.Hints(err), foreign.Lines)...)
 }
 
 func noticeText(n cluster.Notice) string {

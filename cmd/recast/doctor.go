@@ -252,37 +252,22 @@ request every two seconds on average. It needs a terminal.`,
 					return err
 				}
 			}
-			p, err := g.open()
-			if err != nil {
-				return err
-			}
-			var cl closers
-			defer cl.close()
-			px, src, err := statusSources(s, p, &cl)
-			if err != nil {
-				return err
-			}
-			if watch {
-				return watchStatus(c.Context(), s, p, px, src)
-			}
-			res, err := pipeline.Status(c.Context(), p, src)
-			if err != nil {
-				return err
-			}
-			return ui.WriteStatus(s.out, out, res)
+			return using(s, g, connectProxmox, func(p pipeline.Project, px *pve.Client, cl *closers) error {
+				src := statusFrom(s, p, px, cl)
+				if watch {
+					return watchStatus(c.Context(), s, p, px, src)
+				}
+				res, err := pipeline.Status(c.Context(), p, src)
+				if err != nil {
+					return err
+				}
+				return ui.WriteStatus(s.out, out, res)
+			})
 		},
 	}
 	outputFlag(c, &out, "text", "json")
 	c.Flags().BoolVarP(&watch, "watch", "w", false, "show the active run live, and then the next one")
 	return c
-}
-
-func statusSources(s *streams, p pipeline.Project, cl *closers) (*pve.Client, pipeline.StatusSources, error) {
-	px, err := connectProxmox(s, p, cl)
-	if err != nil {
-		return nil, pipeline.StatusSources{}, err
-	}
-	return px, statusFrom(s, p, px, cl), nil
 }
 
 func statusFrom(s *streams, p pipeline.Project, px *pve.Client, cl *closers) pipeline.StatusSources {
@@ -521,18 +506,12 @@ func shownBy(s *streams, g *globals, p pipeline.Project) web.Options {
 				return pipeline.Provenance(ctx, p, m, nil, node, s.say)
 			})
 		},
-		Status: func(ctx context.Context) (pipeline.StatusResult, error) {
-			p, err := g.open()
-			if err != nil {
-				return pipeline.StatusResult{}, err
-			}
-			var cl closers
-			defer cl.close()
-			_, src, err := statusSources(s, p, &cl)
-			if err != nil {
-				return pipeline.StatusResult{}, err
-			}
-			return pipeline.Status(ctx, p, src)
+		Status: func(ctx context.Context) (res pipeline.StatusResult, err error) {
+			err = using(s, g, connectProxmox, func(p pipeline.Project, px *pve.Client, cl *closers) error {
+				res, err = pipeline.Status(ctx, p, statusFrom(s, p, px, cl))
+				return err
+			})
+			return res, err
 		},
 	}
 }

@@ -4,15 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"time"
 
-	"github.com/recast-sh/recast/cluster/prune"
-	"github.com/recast-sh/recast/cluster/roll"
-	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/holder"
 	"github.com/recast-sh/recast/internal/kube"
+	"github.com/recast-sh/recast/internal/pve"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/internal/ui"
 	"github.com/recast-sh/recast/pipeline"
@@ -121,15 +118,14 @@ Needs no talosconfig. Needs a kubeconfig only if a node has no vmid in recast.ya
 the UUID of its VM is then read from Kubernetes.`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			if only == "build" {
-				return g.makeImages(c.Context(), s, out, build)
-			}
-			return g.makeImages(c.Context(), s, out, func(ctx context.Context, p pipeline.Project, i pipeline.Images, cl *closers, run *step.Runner) (schematics.Lock, error) {
-				px, err := connectProxmox(s, p, cl)
+			return using(s, g, connectImages, func(p pipeline.Project, i pipeline.Images, cl *closers) error {
+				display, run := s.runner(c.Context())
+				lock, err := publish(c.Context(), s, p, i, cl, run, only == "build")
+				display.end()
 				if err != nil {
-					return schematics.Lock{}, err
+					return err
 				}
-				return pipeline.Publish(ctx, p, i, pipeline.PublishSources{Proxmox: px, Nodes: fromKube(s, p, cl, (*kube.Client).Nodes)}, run)
+				return answered(ui.WriteImages(s.out, out, lock))
 			})
 		},
 	}
@@ -138,23 +134,15 @@ the UUID of its VM is then read from Kubernetes.`,
 	return c
 }
 
-func build(ctx context.Context, p pipeline.Project, i pipeline.Images, _ *closers, run *step.Runner) (schematics.Lock, error) {
-	return pipeline.Build(ctx, p, i, run)
-}
-
-type makeFunc func(context.Context, pipeline.Project, pipeline.Images, *closers, *step.Runner) (schematics.Lock, error)
-
-// makeImages runs a stage that builds or publishes images, shows its progress, and prints the resulting lock.
-func (g *globals) makeImages(ctx context.Context, s *streams, out string, do makeFunc) error {
-	return using(s, g, connectImages, func(p pipeline.Project, i pipeline.Images, cl *closers) error {
-		display, run := s.runner(ctx)
-		lock, err := do(ctx, p, i, cl, run)
-		display.end()
-		if err != nil {
-			return err
-		}
-		return answered(ui.WriteImages(s.out, out, lock))
-	})
+func publish(ctx context.Context, s *streams, p pipeline.Project, i pipeline.Images, cl *closers, run *step.Runner, build bool) (schematics.Lock, error) {
+	if build {
+		return pipeline.Build(ctx, p, i, run)
+	}
+	px, err := connectProxmox(s, p, cl)
+	if err != nil {
+		return schematics.Lock{}, err
+	}
+	return pipeline.Publish(ctx, p, i, pipeline.PublishSources{Proxmox: px, Nodes: fromKube(s, p, cl, (*kube.Client).Nodes)}, run)
 }
 
 const pruneLong = `Remove what finished rolls left behind. First shows what would be removed, what is kept
@@ -196,13 +184,10 @@ parking VMs need the privileges of a roll; ISOs and disk images need
 Datastore.Allocate on their storages. --only selects one kind.`
 
 func newPruneCmd(s *streams, g *globals) *cobra.Command {
-	var f struct {
-		olderThan time.Duration
-		keepDisks int
-		only      string
-		yes       bool
-		out       string
-	}
+	var o pipeline.PruneOptions
+	var keepDisks int
+	var yes bool
+	var out string
 	c := &cobra.Command{
 		Use: "prune", Short: "Remove disks, VMs and images that are no longer needed",
 		Long: pruneLong,
@@ -213,26 +198,20 @@ func newPruneCmd(s *streams, g *globals) *cobra.Command {
   recast prune --older-than 720h --yes -o json    # in CI`,
 		Args: cobra.NoArgs,
 		RunE: func(c *cobra.Command, _ []string) error {
-			if f.olderThan < 0 {
+			if o.OlderThan < 0 {
 				return errUsage{errors.New("--older-than must not be negative")}
 			}
-			o := pipeline.PruneOptions{Only: f.only, OlderThan: f.olderThan, Holder: holder.This(), Dead: holder.Dead, Suspended: holder.Suspended}
-			if err := pruneKinds(c, &o, f.keepDisks); err != nil {
+			if err := pruneKinds(c, &o, keepDisks); err != nil {
 				return err
 			}
-			p, err := g.open()
-			if err != nil {
-				return err
-			}
-			learnLocks(c.Context(), s, p)
-			return runPrune(c, s, p, o, f.yes, f.out)
+			return runPrune(c, s, g, o, yes, out)
 		},
 	}
-	c.Flags().DurationVar(&f.olderThan, "older-than", 168*time.Hour, "keep ISOs and installers that are younger than this")
-	c.Flags().IntVar(&f.keepDisks, "keep-disks", 0, "old system disks to keep for each node (default: roll.keepDisks)")
-	c.Flags().StringVar(&f.only, "only", "", "remove only one `kind`: isos (and disk images), disks (old system disks), cache or mirror")
-	c.Flags().BoolVar(&f.yes, "yes", false, "do not ask; needed where there is no terminal")
-	outputFlag(c, &f.out, "text", "json")
+	c.Flags().DurationVar(&o.OlderThan, "older-than", 168*time.Hour, "keep ISOs and installers that are younger than this")
+	c.Flags().IntVar(&keepDisks, "keep-disks", 0, "old system disks to keep for each node (default: roll.keepDisks)")
+	c.Flags().StringVar(&o.Only, "only", "", "remove only one `kind`: isos (and disk images), disks (old system disks), cache or mirror")
+	c.Flags().BoolVar(&yes, "yes", false, "do not ask; needed where there is no terminal")
+	outputFlag(c, &out, "text", "json")
 	return c
 }
 
@@ -256,18 +235,31 @@ func pruneKinds(c *cobra.Command, o *pipeline.PruneOptions, keepDisks int) error
 	return nil
 }
 
-func confirmPrune(ctx context.Context, s *streams, command string, rep pipeline.PruneReport, yes bool) (bool, error) {
-	if err := ui.WritePrune(s.err, "text", rep); err != nil {
-		return false, err
-	}
-	return confirm(ctx, s, question{command: command, text: ui.PruneQuestion(rep), untouched: "nothing was removed"}, yes)
-}
-
-func removedAny(rep pipeline.PruneReport) bool {
-	return slices.ContainsFunc(rep.ISOs, func(v images.Verdict) bool { return v.Removed }) ||
-		slices.ContainsFunc(rep.Disks, func(v prune.KeptVerdict) bool { return v.Removed }) ||
-		slices.ContainsFunc(rep.VMs, func(v prune.ParkingVerdict) bool { return v.Removed }) ||
-		slices.ContainsFunc(rep.Scratch, func(v roll.ScratchVerdict) bool { return v.Removed }) ||
-		slices.ContainsFunc(rep.Cache, func(v images.CacheVerdict) bool { return v.Removed }) ||
-		slices.ContainsFunc(rep.Mirror, func(v images.MirrorVerdict) bool { return v.Removed })
+func runPrune(c *cobra.Command, s *streams, g *globals, o pipeline.PruneOptions, yes bool, out string) error {
+	return using(s, g, connectProxmox, func(p pipeline.Project, px *pve.Client, cl *closers) (err error) {
+		ctx := c.Context()
+		if o.Removed == "" {
+			learnLocks(ctx, s, p)
+		}
+		if o.Only == pipeline.PruneMirror {
+			if o.Mirror, err = connectRegistry(s, p, cl); err != nil {
+				return err
+			}
+		}
+		display, run := s.runner(ctx)
+		o.Holder, o.Dead, o.Suspended, o.MayAsk = holder.This(), holder.Dead, holder.Suspended, s.mayAskUnless(yes, c)
+		o.Confirm = func(rep pipeline.PruneReport) (bool, error) {
+			defer display.hold()()
+			if err := ui.WritePrune(s.err, "text", rep); err != nil {
+				return false, err
+			}
+			return confirm(ctx, s, question{command: typed(c), text: ui.PruneQuestion(rep), untouched: "nothing was removed"}, yes)
+		}
+		rep, err := pipeline.Prune(ctx, p, px, px, run, o)
+		display.end()
+		if err != nil && !ui.Pruned(rep) {
+			return err
+		}
+		return errors.Join(err, answered(ui.WritePrune(s.out, out, rep)))
+	})
 }

@@ -194,7 +194,7 @@ command, or with recast roll; recast undo NODE cancels it.`,
 			case free != args[0]:
 				return errUsage{errors.New("--free takes the node's name once more: its disks are deleted for good")}
 			default:
-				return freeRemoved(c, s, g, f, free)
+				return runPrune(c, s, g, pipeline.PruneOptions{Removed: free}, f.yes, f.out)
 			}
 			return f.withRun(c, s, g, func(ctx context.Context, p pipeline.Project, m pipeline.Machines, run *step.Runner, o pipeline.RollOptions) (pipeline.Report, error) {
 				return pipeline.Remove(ctx, p, m, run, o, args[0])
@@ -204,41 +204,6 @@ command, or with recast roll; recast undo NODE cancels it.`,
 	f.add(c)
 	c.Flags().StringVar(&free, "free", "", "free the disks of a node that was removed: its `name` once more")
 	return c
-}
-
-func freeRemoved(c *cobra.Command, s *streams, g *globals, f rollFlags, node string) error {
-	p, err := g.open()
-	if err != nil {
-		return err
-	}
-	return runPrune(c, s, p, pipeline.PruneOptions{Removed: node, Holder: holder.This(), Dead: holder.Dead, Suspended: holder.Suspended}, f.yes, f.out)
-}
-
-func runPrune(c *cobra.Command, s *streams, p pipeline.Project, o pipeline.PruneOptions, yes bool, out string) error {
-	var cl closers
-	defer cl.close()
-	px, err := connectProxmox(s, p, &cl)
-	if err != nil {
-		return err
-	}
-	if o.Only == pipeline.PruneMirror {
-		if o.Mirror, err = connectRegistry(s, p, &cl); err != nil {
-			return err
-		}
-	}
-	ctx := c.Context()
-	display, run := s.runner(ctx)
-	o.MayAsk = s.mayAskUnless(yes, c)
-	o.Confirm = func(rep pipeline.PruneReport) (bool, error) {
-		defer display.hold()()
-		return confirmPrune(ctx, s, typed(c), rep, yes)
-	}
-	rep, err := pipeline.Prune(ctx, p, px, px, run, o)
-	display.end()
-	if err != nil && !removedAny(rep) {
-		return err
-	}
-	return errors.Join(err, answered(ui.WritePrune(s.out, out, rep)))
 }
 
 func newUndoCmd(s *streams, g *globals) *cobra.Command {
@@ -285,9 +250,8 @@ schematics/), which is also what keeps the next roll from going forward again.`,
 			}
 			f.policy.Only = args
 			if u.unnamed(args) {
-				f.again = func(plan planning.Plan) (nodes []string) {
-					nodes = append(nodes, cluster.Each(plan.Work(), func(n planning.NodePlan) string { return n.Node })...)
-					return nodes
+				f.again = func(plan planning.Plan) []string {
+					return cluster.Each(plan.Work(), func(n planning.NodePlan) string { return n.Node })
 				}
 			}
 			return f.withRun(c, s, g, func(ctx context.Context, p pipeline.Project, m pipeline.Machines, run *step.Runner, o pipeline.RollOptions) (pipeline.Report, error) {

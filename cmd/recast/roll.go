@@ -253,9 +253,8 @@ func (p parts) Set(text string) error {
 }
 
 func newPlanCmd(s *streams, g *globals) *cobra.Command {
-	var policy planning.Policy
-	var out, explain string
-	var exitCode, rehearse bool
+	var a planAsk
+	var rehearse bool
 	c := &cobra.Command{
 		Use: "plan [NODE...]", Short: "Show what a roll would do, and why",
 		Long: `Compare every node with the lock and show what a roll would do, in order: which nodes
@@ -284,31 +283,25 @@ runs are removed first.`,
   recast plan --exit-code      # 2 if a roll would do something`,
 		ValidArgsFunction: g.completeNodes,
 		RunE: func(c *cobra.Command, args []string) error {
-			if explain != "" && out != "text" && out != "json" {
+			if a.node != "" && a.out != "text" && a.out != "json" {
 				return errUsage{errors.New("--explain has the output formats text and json")}
 			}
-			if err := named(&policy, args); err != nil {
+			if err := named(&a.policy, args); err != nil {
 				return err
 			}
+			if c.Flags().Changed("rehearse") {
+				a.rehearse = &rehearse
+			}
 			return g.withMachines(c.Context(), s, func(ctx context.Context, p pipeline.Project, m pipeline.Machines) error {
-				var tried *bool
-				if c.Flags().Changed("rehearse") {
-					tried = &rehearse
-				}
-				ask := planAsk{out: out, node: explain, policy: policy, rehearse: tried, exitCode: exitCode}
-				code, err := ask.answer(ctx, s, p, m)
-				if err == nil && code == exitDiffers {
-					return errDiffers
-				}
-				return err
+				return a.answer(ctx, s, p, m)
 			})
 		},
 	}
-	selection(c, g, &policy)
-	c.Flags().BoolVar(&exitCode, "exit-code", false, "exit 2 if a roll would do something")
-	c.Flags().StringVar(&explain, "explain", "", "show one `node` in detail instead: strategies, disks, steps")
+	selection(c, g, &a.policy)
+	c.Flags().BoolVar(&a.exitCode, "exit-code", false, "exit 2 if a roll would do something")
+	c.Flags().StringVar(&a.node, "explain", "", "show one `node` in detail instead: strategies, disks, steps")
 	c.Flags().BoolVar(&rehearse, "rehearse", false, "show what recast roll --rehearse does (default: roll.rehearse.enabled)")
-	outputFlag(c, &out, "text", "json", "markdown", "prometheus")
+	outputFlag(c, &a.out, "text", "json", "markdown", "prometheus")
 	return c
 }
 
@@ -320,9 +313,7 @@ type planAsk struct {
 	exitCode bool
 }
 
-// answer makes the plan and prints it, or the details of one node. It returns the exit
-// code.
-func (a planAsk) answer(ctx context.Context, s *streams, p pipeline.Project, m pipeline.Machines) (code int, err error) {
+func (a planAsk) answer(ctx context.Context, s *streams, p pipeline.Project, m pipeline.Machines) (err error) {
 	var plan planning.Plan
 	var e survey.Explanation
 	if a.node == "" {
@@ -331,10 +322,11 @@ func (a planAsk) answer(ctx context.Context, s *streams, p pipeline.Project, m p
 		plan, e, err = pipeline.Explain(ctx, p, m, a.policy, a.rehearse, a.node)
 	}
 	if err != nil {
-		return exitFailed, err
+		return err
 	}
+	code, outcome := exitDone, error(nil)
 	if a.exitCode && len(plan.Work()) > 0 {
-		code = exitDiffers
+		code, outcome = exitDiffers, errDiffers
 	}
 	s.telemetry.Planned(plan)
 	switch {
@@ -347,7 +339,7 @@ func (a planAsk) answer(ctx context.Context, s *streams, p pipeline.Project, m p
 	default:
 		err = ui.WritePlan(s.out, a.out, plan)
 	}
-	return code, err
+	return cmp.Or(err, outcome)
 }
 
 func newDriftCmd(s *streams, g *globals) *cobra.Command {

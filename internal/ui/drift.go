@@ -459,7 +459,7 @@ func WriteProvenance(w io.Writer, format string, res observe.Provenance) error {
 	return write(w, format, res, func(p *page) {
 		p.heading(provenanceTitle(res))
 		for _, l := range res.Links {
-			lead := fmt.Sprintf("  %s  %-10s  ", p.paint(cmp.Or(certain(l.Certainty), dim), fmt.Sprintf("%-12s", l.Certainty)), l.Name)
+			lead := fmt.Sprintf("  %s  %-10s  ", p.paint(cmp.Or(certain[l.Certainty], dim), fmt.Sprintf("%-12s", l.Certainty)), l.Name)
 			p.wrapped(lead, "                            ", foreign.Line(l.Text))
 			p.wrapped("                            - ", "                              ", each(l.Details, foreign.Line)...)
 		}
@@ -471,17 +471,7 @@ func provenanceTitle(res observe.Provenance) string {
 	return fmt.Sprintf("%s: %s, %s", res.Node, res.VM, res.Address)
 }
 
-func certain(c observe.Certainty) Mood {
-	switch c {
-	case observe.Proven:
-		return green
-	case observe.Contradicted:
-		return red
-	case observe.Unknown:
-		return yellow
-	}
-	return ""
-}
+var certain = map[observe.Certainty]Mood{observe.Proven: green, observe.Contradicted: red, observe.Unknown: yellow}
 
 type ProvenanceWords struct {
 	Title   string
@@ -501,7 +491,7 @@ func ProvenanceInWords(res observe.Provenance, hide func(string) string) Provena
 	out := ProvenanceWords{Title: hide(provenanceTitle(res)), Summary: each(res.Summary, hide)}
 	for _, l := range res.Links {
 		text, details := hide(foreign.Line(l.Text)), each(l.Details, hide)
-		out.Links = append(out.Links, LinkWords{string(l.Certainty), certain(l.Certainty), l.Name, text, details})
+		out.Links = append(out.Links, LinkWords{string(l.Certainty), certain[l.Certainty], l.Name, text, details})
 	}
 	return out
 }
@@ -632,20 +622,14 @@ func drawFates(p *page, e survey.Explanation) {
 		if d.Where != "" {
 			does += "; now " + d.Where
 		}
-		rows = append(rows, []string{d.Key, d.Volid, size, p.paint(moodOfFate(d.Fate), does)})
+		rows = append(rows, []string{d.Key, d.Volid, size, p.paint(moodOfFate[d.Fate], does)})
 	}
 	p.rows("  ", rows, nil)
 	p.line("")
 }
 
-func moodOfFate(f survey.Fate) Mood {
-	switch f {
-	case survey.FateReplaced:
-		return yellow
-	case survey.FateCarried, survey.FateDetached, survey.FateBack, survey.FateStays:
-		return green
-	}
-	return ""
+var moodOfFate = map[survey.Fate]Mood{
+	survey.FateReplaced: yellow, survey.FateCarried: green, survey.FateDetached: green, survey.FateBack: green, survey.FateStays: green,
 }
 
 func drawSteps(p *page, e survey.Explanation) {
@@ -656,7 +640,7 @@ func drawSteps(p *page, e survey.Explanation) {
 	var rows [][]string
 	from := ""
 	for i, s := range e.Steps {
-		rows = append(rows, []string{fmt.Sprintf("%2d", i+1), p.paint(moodOfRisk(s.Risk), s.Path), s.Title + lasts(s)})
+		rows = append(rows, []string{fmt.Sprintf("%2d", i+1), p.paint(moodOfRisk[s.Risk], s.Path), s.Title + lasts(s)})
 		from = cmp.Or(from, s.SecondsFrom)
 	}
 	p.rows("  ", rows, nil)
@@ -682,12 +666,7 @@ func lasts(s survey.StepOutline) string {
 	return " (" + strings.Join(parts, ", ") + ")"
 }
 
-func moodOfRisk(risk string) Mood {
-	if risk == "destructive" {
-		return red
-	}
-	return ""
-}
+var moodOfRisk = map[string]Mood{"destructive": red}
 
 func afterExplanation(e survey.Explanation) []string {
 	switch n := e.Plan; {
@@ -709,8 +688,7 @@ type toRecreate struct {
 }
 
 func toRecreateOf(plan planning.Plan) []toRecreate {
-	recreated := func(n planning.NodePlan) bool { return len(n.ToRecreate) == 0 }
-	nodes := slices.DeleteFunc(slices.Clone(plan.Nodes), recreated)
+	nodes := cluster.Where(plan.Nodes, func(n planning.NodePlan) bool { return len(n.ToRecreate) > 0 })
 	return each(nodes, func(n planning.NodePlan) toRecreate {
 		return toRecreate{node: n.Node, host: n.Host, obstacles: n.ToRecreate}
 	})

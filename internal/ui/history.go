@@ -124,13 +124,7 @@ func WriteHistory(w io.Writer, format string, h History) error {
 }
 
 func moodOfResult(result string) Mood {
-	switch result {
-	case "done":
-		return green
-	case "failed", "killed":
-		return red
-	}
-	return yellow
+	return cmp.Or(map[string]Mood{"done": green, "failed": red, "killed": red}[result], yellow)
 }
 
 func mostAway(r HistoryRun) string {

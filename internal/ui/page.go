@@ -200,9 +200,7 @@ func (p *page) list(heading string, texts []string) {
 
 func (p *page) next(texts ...string) { p.wrapped("next: ", "      ", texts...) }
 
-func each[T, U any](list []T, f func(T) U) (out []U) {
-	return cluster.Each(list, f)
-}
+func each[T, U any](list []T, f func(T) U) []U { return cluster.Each(list, f) }
 
 // widest is the maximum width of a column: one long name must not push everything else
 // off the screen.
@@ -288,7 +286,7 @@ func (g *group) add(text, name string) {
 	g.names[text] = append(g.names[text], name)
 }
 
-func (g *group) lines() (out []string) {
+func (g *group) lines() []string {
 	return cluster.Each(g.texts, func(text string) string { return together(g.names[text]) + ": " + text })
 }
 
@@ -329,17 +327,7 @@ func successor(name string) string {
 // Fact is one thing about a node: "stale: extension …".
 type Fact struct{ Label, Text string }
 
-func (f Fact) Mood() Mood {
-	switch f.Label {
-	case factRefused, factLost, factFrees, factUnread:
-		return red
-	case factDiffers, factStale, factOnly, factFile:
-		return yellow
-	case factCarried, factBack, factParked:
-		return green
-	}
-	return ""
-}
+func (f Fact) Mood() Mood { return factMoods[f.Label] }
 
 type NodeWords struct {
 	Node, State string

@@ -383,7 +383,7 @@ func TestDriftInWords(t *testing.T) {
 	must.Do(t, WriteDrift(&text, "text", res))
 	words := DriftInWords(res, same)
 	requireWords(t, text.String(), words, "Talos v1.13.8 → v1.13.9", "a disk is parked", "no route to host", "wk9", "recast plan", "recast doctor")
-	order := cluster.Each(words.Nodes, func(n NodeWords) string { return n.Node+" "+n.State+" "+string(n.Mood) })
+	order := cluster.Each(words.Nodes, func(n NodeWords) string { return n.Node + " " + n.State + " " + string(n.Mood) })
 	if want := []string{"wk2 unread bad", "wk1 stale open", "cp1 in sync good"}; !slices.Equal(order, want) || words.InSync != 1 {
 		t.Errorf("nodes %q, %d in sync", order, words.InSync)
 	}

@@ -22,13 +22,9 @@ func WritePlan(w io.Writer, format string, plan planning.Plan) error {
 }
 
 func drawPlan(p *page, plan planning.Plan) {
-	drawRehearsal(p, plan)
-	drawChanges(p, plan)
-	drawIdle(p, plan)
-	drawChecks(p, plan)
-	drawPlanWarnings(p, plan)
-	drawSum(p, plan)
-	drawPlanToRecreate(p, plan)
+	for _, draw := range []func(*page, planning.Plan){drawRehearsal, drawChanges, drawIdle, drawChecks, drawPlanWarnings, drawSum, drawPlanToRecreate} {
+		draw(p, plan)
+	}
 }
 
 func drawChanges(p *page, plan planning.Plan) {
@@ -347,6 +343,12 @@ const (
 	factFrees    = "frees"
 	talosIgnores = "; Talos ignores them"
 )
+
+var factMoods = map[string]Mood{
+	factRefused: red, factLost: red, factFrees: red, factUnread: red,
+	factDiffers: yellow, factStale: yellow, factOnly: yellow, factFile: yellow,
+	factCarried: green, factBack: green, factParked: green,
+}
 
 // factsOf lists the facts of a node: why it is stale and why it gets its strategy, then what
 // that costs, then what happens to its disks.

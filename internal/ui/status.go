@@ -396,6 +396,11 @@ func (t pruneCount) words(k *pruneKind) string {
 	return words.Counted(int(t.all), k.noun) + ", none to remove"
 }
 
+// Pruned says whether anything was removed.
+func Pruned(rep pipeline.PruneReport) bool {
+	return slices.ContainsFunc(pruneVerdicts(rep), func(v pruneVerdict) bool { return v.removed })
+}
+
 func PruneQuestion(rep pipeline.PruneReport) string {
 	n := countPrune(pruneVerdicts(rep))
 	var parts []string

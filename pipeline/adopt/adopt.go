@@ -383,21 +383,14 @@ func (v *Verdict) outage(c *config.Config, d *terraform.Document, o terraform.Ou
 }
 
 func nodesOf(c *config.Config, d *terraform.Document, o terraform.Outage) (names []string) {
-	if o.VM.VMID != 0 {
-		for _, n := range c.Nodes {
-			if isOf(n, o.VM) {
-				names = append(names, n.Name)
-			}
-		}
-		return names
-	}
+	known := o.VM.VMID != 0
 	for _, n := range c.Nodes {
-		if o.Node != "" && isMachine(c, d, n, o.Node) {
+		if known && isOf(n, o.VM) || !known && o.Node != "" && isMachine(c, d, n, o.Node) {
 			names = append(names, n.Name)
 		}
 	}
 	switch {
-	case len(names) > 0:
+	case known || len(names) > 0:
 		return names
 	case o.Node != "":
 		return []string{"the machine " + o.Node}
@@ -814,9 +807,8 @@ func (in *adoption) schematics() {
 	var without []string
 	for i, n := range in.res.Nodes {
 		id := ""
-		for _, b := range in.builds(n.vm) {
-			id = b.Schematic // the configuration's installer is first; an image is only what the node began with
-			break
+		if builds := in.builds(n.vm); len(builds) > 0 {
+			id = builds[0].Schematic // the configuration's installer is first; an image is only what the node began with
 		}
 		if id == "" {
 			without = append(without, n.Name)

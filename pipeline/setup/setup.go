@@ -929,7 +929,5 @@ func (p plannedSchematic) ownExtension(all []plannedSchematic) string {
 }
 
 func shortNames(extensions []string) []string {
-	out := []string{}
-	out = append(out, cluster.Each(extensions, func(x string) string { return path.Base(x) })...)
-	return out
+	return append([]string{}, cluster.Each(extensions, path.Base)...)
 }
