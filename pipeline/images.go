@@ -571,7 +571,11 @@ func (p *pruning) prune(ctx context.Context) (err error) {
 // mayPrune refuses if the token lacks privileges for removing a kind.
 func (p *pruning) mayPrune(ctx context.Context) error {
 	if p.o.takes(PruneMirror) {
-		return p.mayPruneMirror(ctx)
+		if p.Config.Images.Mirror == "" {
+			return fault.WithHint(fault.As(fault.Config, errors.New("images.mirror is not set: there is no mirror to prune")),
+				"set images.mirror to the repository that installers are mirrored to")
+		}
+		return survey.NeedsToPrune(nil, nil).Check(ctx, p.px)
 	}
 	if p.o.Only == PruneCache {
 		return survey.NeedsToPrune(nil, nil).Check(ctx, p.px)
@@ -686,7 +690,7 @@ func (p *pruning) judgeISOs(ctx context.Context, vms []cluster.VM, uses []images
 	if err != nil {
 		return err
 	}
-	need, err := needed(p.Project, vms, imageNames)
+	need, err := needed(p.Project, vms, func(_ schematics.Lock, e schematics.Locked) []string { return []string{e.ISO.Name, e.Disk.Name} })
 	if err != nil {
 		return err
 	}
@@ -785,10 +789,6 @@ func needed(p Project, vms []cluster.VM, of func(schematics.Lock, schematics.Loc
 	return need, nil
 }
 
-func imageNames(_ schematics.Lock, e schematics.Locked) []string {
-	return []string{e.ISO.Name, e.Disk.Name}
-}
-
 func (p *pruning) judgeMirror(ctx context.Context, vms []cluster.VM) ([]images.MirrorVerdict, error) {
 	need, err := needed(p.Project, vms, installerNames)
 	if err != nil {
@@ -805,15 +805,6 @@ func (p *pruning) judgeMirror(ctx context.Context, vms []cluster.VM) ([]images.M
 func installerNames(lock schematics.Lock, e schematics.Locked) []string {
 	_, digest, _ := strings.Cut(e.Installer, "@")
 	return []string{images.TagOf(lock, e), digest}
-}
-
-// mayPruneMirror refuses if there is no mirror, or if the token can't create the claim or see all VMs.
-func (p *pruning) mayPruneMirror(ctx context.Context) error {
-	if p.Config.Images.Mirror == "" {
-		return fault.WithHint(fault.As(fault.Config, errors.New("images.mirror is not set: there is no mirror to prune")),
-			"set images.mirror to the repository that installers are mirrored to")
-	}
-	return survey.NeedsToPrune(nil, nil).Check(ctx, p.px)
 }
 
 // retention says which old system disks to keep; keep is the command-line option, nil: use the configuration.

@@ -400,8 +400,9 @@ func Restore(ctx context.Context, p Project, m Machines, run *step.Runner, o Res
 // ReadSnapshot verifies a snapshot for a node, which must have been a member of that etcd.
 func ReadSnapshot(ctx context.Context, o RestoreOptions) (etcd.Snapshot, error) {
 	snap, err := etcd.ReadSnapshot(ctx, o.File, o.Copied)
+	_, local := errors.AsType[*fs.PathError](err)
 	switch {
-	case isLocal(err):
+	case local:
 		return snap, fault.As(fault.Config, err)
 	case err != nil:
 		return snap, fault.WithHint(fault.EtcdSnapshot.Refusedf("%s: %w", o.File, err), "use another one; --copied accepts a copy of member/snap/db, which has no checksum")
@@ -410,11 +411,6 @@ func ReadSnapshot(ctx context.Context, o RestoreOptions) (etcd.Snapshot, error) 
 			"is it a snapshot of another cluster? Its keys would not match this cluster's machines")
 	}
 	return snap, nil
-}
-
-func isLocal(err error) bool {
-	_, local := errors.AsType[*fs.PathError](err)
-	return local
 }
 
 // elsewhere warns about a snapshot that may be from another cluster: its member with the node's name had another

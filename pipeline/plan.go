@@ -490,11 +490,6 @@ func (w *work) rehearsal() *planning.Rehearsal {
 	return rehearsal(w.Project, asked)
 }
 
-// needs returns the privileges that the plan's work needs.
-func (w *work) needs(inLease bool) survey.Needs {
-	return survey.NeedsOf(w.rep.Plan, inLease).With(survey.NeedsToRehearse(w.rep.Plan))
-}
-
 // Left is a scratch VM, useless after its run has ended.
 type Left struct {
 	VMID cluster.VMID `json:"vmid"`

@@ -137,9 +137,6 @@ type tally struct {
 	fold story.Fold
 }
 
-// listen makes the tally see every event until the returned func is called.
-func (t *tally) listen(run *step.Runner) func() { return run.Listen(t.see) }
-
 func (t *tally) see(e step.Event) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

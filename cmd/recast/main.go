@@ -20,6 +20,7 @@ import (
 	"github.com/spf13/cobra/doc"
 	"github.com/spf13/pflag"
 
+	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/deploy"
 	"github.com/recast-sh/recast/docs/runbooks"
 	"github.com/recast-sh/recast/internal/fault"
@@ -47,7 +48,9 @@ func run(args []string, stdin io.Reader, stdout, stderr io.Writer) int {
 	c, err := root.ExecuteContextC(ctx)
 	code := s.exit(c, err)
 	s.telemetry.End(ctx, code, err)
-	s.err.drain(ctx) // the last lines say why it failed
+	if p := s.err.pumped(); p != nil {
+		p.Drain(ctx) // the last lines say why it failed; a stalled reader may go on until ctx ends
+	}
 	return code
 }
 
@@ -100,13 +103,11 @@ func (s *streams) exit(c *cobra.Command, err error) int {
 	if code == exitInterrupted && errors.Is(err, context.Canceled) {
 		err = fmt.Errorf("interrupted: %w", err) // otherwise the cancelled operation looks like a failure
 	}
-	t := ui.Trouble{Err: err, Safe: safeAfter(c, err), Runbook: whereRunbook}
+	t := ui.Trouble{Err: err, Safe: safeAfter(c, err), Runbook: func(code fault.Code) string {
+		return fmt.Sprintf("recast runbook %s (%s)", code, runbooks.URL(string(code)))
+	}}
 	_ = ui.WriteTrouble(s.err, t) // there is nowhere to report that
 	return code
-}
-
-func whereRunbook(code fault.Code) string {
-	return fmt.Sprintf("recast runbook %s (%s)", code, runbooks.URL(string(code)))
 }
 
 func exitCodeOf(err error) int {
@@ -194,8 +195,8 @@ all codes. The pages are built into this program, so this works offline.`,
   recast runbook drain-blocked
   recast runbook parked-half | less`,
 		Args: cobra.MaximumNArgs(1),
-		ValidArgsFunction: func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
-			return codeNames(), cobra.ShellCompDirectiveNoFileComp
+		ValidArgsFunction: func(*cobra.Command, []string, string) ([]cobra.Completion, cobra.ShellCompDirective) {
+			return cluster.Each(fault.AllCodes(), func(code fault.Code) string { return string(code) }), cobra.ShellCompDirectiveNoFileComp
 		},
 		RunE: func(_ *cobra.Command, args []string) error {
 			if len(args) == 0 {
@@ -222,14 +223,6 @@ func listRunbooks(s *streams) error {
 		fmt.Fprintf(w, "%s\t%s\n", code, runbooks.Title(string(code)))
 	}
 	return w.Flush()
-}
-
-func codeNames() []string {
-	names := make([]string, 0, len(fault.AllCodes()))
-	for _, code := range fault.AllCodes() {
-		names = append(names, string(code))
-	}
-	return names
 }
 
 func newRootCmd(s *streams) *cobra.Command {

@@ -71,7 +71,11 @@ func (v *View) Emit(e step.Event) {
 	at := time.Now()
 	v.tell(func(b *Board) { b.See(at, e) })
 	if e.Status == step.Note && isHook(e.Path) {
-		v.print(oneLine(hookOf(e.Path) + e.Text))
+		text := e.Text
+		if _, node, _ := planning.NodeOfStep(e.Path); node != "" {
+			text = node + ": " + text
+		}
+		v.print(oneLine(text))
 	}
 	v.Start()
 }
@@ -80,13 +84,6 @@ func (v *View) Emit(e step.Event) {
 func isHook(path string) bool {
 	last := path[strings.LastIndexByte(path, '/')+1:]
 	return strings.HasPrefix(last, "run-hooks") || strings.HasPrefix(last, "hooks_") || last == "before-run" || last == "after-run"
-}
-
-func hookOf(path string) string {
-	if _, node, _ := planning.NodeOfStep(path); node != "" {
-		return node + ": "
-	}
-	return ""
 }
 
 func (v *View) tell(what func(*Board)) {
@@ -291,7 +288,7 @@ const (
 
 // Frame draws the board, in no more lines than the screen has.
 func (b *Board) Frame(now time.Time, l Look) []string {
-	head, foot := b.head(now, l), b.foot(now, l)
+	head, foot := b.head(now, l), append(b.totals(now, l), b.dialogue(l)...) // always visible: progress, and what Ctrl-C does
 	var body []string
 	for level := range levels {
 		body = b.body(now, l, level)
@@ -544,11 +541,6 @@ func (n *node) drawRunning(now time.Time, l Look, level detail, lead string, at 
 		return []string{line}
 	}
 	return append([]string{line}, noteLines(now, l, "      ", at)...)
-}
-
-// foot is always visible: progress, and what Ctrl-C does.
-func (b *Board) foot(now time.Time, l Look) []string {
-	return append(b.totals(now, l), b.dialogue(l)...)
 }
 
 func (b *Board) totals(now time.Time, l Look) []string {

@@ -13,6 +13,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/foreign"
 	"github.com/recast-sh/recast/internal/story"
@@ -145,7 +146,7 @@ func look(r Run) view {
 	v.Legend, v.Others = legendOf(v.Cards), v.others()
 	if p := r.Past.Plan; p != nil {
 		v.Work = p.Work()
-		v.Idle = slices.DeleteFunc(slices.Clone(p.Nodes), func(n planning.NodePlan) bool { return n.Strategy != "" })
+		v.Idle = cluster.Where(p.Nodes, func(n planning.NodePlan) bool { return n.Strategy == "" })
 	}
 	v.Unsaid = max(0, len(r.Story.Said)-mostSaid)
 	v.Said = r.Story.Said[v.Unsaid:]
@@ -173,13 +174,7 @@ func first(s story.Story) time.Time {
 }
 
 func mood(result string) string {
-	switch result {
-	case "done":
-		return "good"
-	case "running", "suspended", "running or killed":
-		return "open"
-	}
-	return "bad"
+	return cmp.Or(map[string]string{"done": "good", "running": "open", "suspended": "open", "running or killed": "open"}[result], "bad")
 }
 
 func (v view) facts() []fact {
@@ -297,10 +292,7 @@ func (v view) days() bool {
 }
 
 func (v view) missing() []string {
-	var out []string
-	for _, text := range v.Past.Problems {
-		out = append(out, "could not be read: "+text)
-	}
+	out := cluster.Each(v.Past.Problems, func(text string) string { return "could not be read: " + text })
 	if len(v.Story.Turns) == 0 && v.Past.Command() != "upgrade-k8s" && v.Past.Command() != "restore" {
 		out = append(out, "there is no log with its nodes on this machine")
 	}
@@ -371,16 +363,11 @@ func (v view) cameTo(node string) bool {
 
 // nodes lists the planned nodes, or a placeholder for them.
 func (v view) nodes(none string) string {
-	var names []string
-	if v.Past.Plan != nil {
-		for _, n := range v.Past.Plan.Work() {
-			names = append(names, n.Node)
-		}
-	}
-	if len(names) == 0 {
+	if v.Past.Plan == nil {
 		return none
 	}
-	return strings.Join(names, " ")
+	names := cluster.Each(v.Past.Plan.Work(), func(n planning.NodePlan) string { return n.Node })
+	return cmp.Or(strings.Join(names, " "), none)
 }
 
 // wide is the width of drawings in their own units; they scale to the page.
@@ -480,13 +467,7 @@ func (v view) rows() []row {
 }
 
 func moodOf(status string) string {
-	switch status {
-	case "done", "skipped":
-		return "good"
-	case "failed":
-		return "bad"
-	}
-	return "open"
+	return cmp.Or(map[string]string{"done": "good", "skipped": "good", "failed": "bad"}[status], "open")
 }
 
 type card struct {
@@ -499,13 +480,8 @@ type card struct {
 
 // Label is the drawing in words.
 func (c card) Label() string {
-	var parts []string
-	for _, s := range c.Stages {
-		if s.Shown {
-			parts = append(parts, s.Name+" "+s.Took)
-		}
-	}
-	return c.Node + ": " + strings.Join(parts, ", ")
+	shown := cluster.Where(c.Stages, func(s stage) bool { return s.Shown })
+	return c.Node + ": " + strings.Join(cluster.Each(shown, func(s stage) string { return s.Name + " " + s.Took }), ", ")
 }
 
 type stage struct {
@@ -565,12 +541,10 @@ func (v view) stages(t *story.Turn) (stages []stage, bars []bar) {
 	return stages, bars
 }
 
-func (v view) others() (out []stage) {
-	for _, s := range v.Story.Steps {
-		g := stage{Stage: s, Took: took(cmp.Or(s.Ended, v.Story.To).Sub(s.Began)), Ends: s.Fate(v.Past.Result)}
-		out = append(out, g)
-	}
-	return out
+func (v view) others() []stage {
+	return cluster.Each(v.Story.Steps, func(s *story.Stage) stage {
+		return stage{Stage: s, Took: took(cmp.Or(s.Ended, v.Story.To).Sub(s.Began)), Ends: s.Fate(v.Past.Result)}
+	})
 }
 
 type legend struct{ Kind, Text string }
@@ -672,12 +646,11 @@ func (v view) charts() []chart {
 			return reading{known: p.Etcd && p.Members > 0, is: p.Well(), of: p.Members, lacking: p.Unwell}
 		}},
 	} {
-		var readings []reading
-		for _, p := range v.Story.Pulses {
+		readings := cluster.Each(v.Story.Pulses, func(p story.Pulse) reading {
 			r := c.read(p.Pulse)
 			r.at = p.At
-			readings = append(readings, r)
-		}
+			return r
+		})
 		if drawn, any := v.chart(readings, c.lack); any {
 			drawn.Name, drawn.Lowest = c.name, c.lowest
 			out = append(out, drawn)
@@ -687,7 +660,7 @@ func (v view) charts() []chart {
 }
 
 func (v view) chart(readings []reading, lack string) (c chart, any bool) {
-	known := slices.DeleteFunc(slices.Clone(readings), func(r reading) bool { return !r.known })
+	known := cluster.Where(readings, func(r reading) bool { return r.known })
 	if len(known) == 0 {
 		return c, false
 	}

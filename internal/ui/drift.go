@@ -583,7 +583,16 @@ func drawStrategies(p *page, e survey.Explanation) {
 		heading += fmt.Sprintf(": %s is configured", e.Asked)
 	}
 	p.heading(heading)
-	rows := each(e.Strategies, func(s survey.StrategyChoice) []string { return strategyRow(p, s) })
+	rows := each(e.Strategies, func(s survey.StrategyChoice) []string {
+		state := "possible"
+		switch {
+		case len(s.Against) > 0:
+			state = p.paint(red, "impossible")
+		case s.Taken:
+			state = p.paint(green, "taken")
+		}
+		return []string{state, string(s.Strategy)}
+	})
 	p.rows("  ", rows, func(row int) {
 		s := e.Strategies[row]
 		p.wrapped("      ", "        ", s.Against...)
@@ -592,16 +601,6 @@ func drawStrategies(p *page, e survey.Explanation) {
 		}
 	})
 	p.line("")
-}
-
-func strategyRow(p *page, s survey.StrategyChoice) []string {
-	switch {
-	case len(s.Against) > 0:
-		return []string{p.paint(red, "impossible"), string(s.Strategy)}
-	case s.Taken:
-		return []string{p.paint(green, "taken"), string(s.Strategy)}
-	}
-	return []string{"possible", string(s.Strategy)}
 }
 
 func drawFates(p *page, e survey.Explanation) {

@@ -221,7 +221,7 @@ func drawSum(p *page, plan planning.Plan) {
 	work := strings.Join(each(order, func(s cluster.Strategy) string { return fmt.Sprintf("%d %s", count[s], s) }), ", ")
 	switch {
 	case refused > 0:
-		p.wrapped("", "  ", fmt.Sprintf("%s%s: a roll refuses until every reason is gone", then(work, "; "), p.paint(red, fmt.Sprintf("%d refused", refused))))
+		p.wrapped("", "  ", fmt.Sprintf("%s%s: a roll refuses until every reason is gone", strings.TrimPrefix(work+"; ", "; "), p.paint(red, fmt.Sprintf("%d refused", refused))))
 	case work == "":
 		p.line("%s: nothing to do", words.Counted(len(plan.Nodes), "node"))
 	default:
@@ -251,13 +251,6 @@ func longest(plan planning.Plan) string {
 }
 
 func inAll(plan planning.Plan) time.Duration { return time.Duration(plan.TotalSeconds) * time.Second }
-
-func then(s, separator string) string {
-	if s == "" {
-		return ""
-	}
-	return s + separator
-}
 
 func outage(n planning.NodePlan) time.Duration { return time.Duration(n.OutageSeconds) * time.Second }
 
@@ -367,7 +360,9 @@ func factsOf(n planning.NodePlan) []Fact {
 		}
 		add(factStale, foreign.Line(r.Text))
 	}
-	add(factUnread, unreadOf(n)...)
+	if !acts(n) { // for other nodes no plan could be made: this one is checked again later
+		add(factUnread, n.Drift.Unread...)
+	}
 	if why := strings.TrimPrefix(n.Why, string(n.Strategy)+": "); why != "" && acts(n) {
 		add(factWhy, why)
 	}
@@ -381,15 +376,6 @@ func factsOf(n planning.NodePlan) []Fact {
 		out = append(out, diskFacts(n)...)
 	}
 	return out
-}
-
-// unreadOf returns unread parts only for nodes that are checked again later: for others, no
-// plan could be made.
-func unreadOf(n planning.NodePlan) []string {
-	if acts(n) {
-		return nil
-	}
-	return n.Drift.Unread
 }
 
 func diskFacts(n planning.NodePlan) []Fact {

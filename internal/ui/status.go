@@ -274,7 +274,7 @@ func pruneVerdicts(rep pipeline.PruneReport) (out []pruneVerdict) {
 		out = append(out, pruneVerdict{kind, keptDisk(v), int64(v.SizeBytes), v.Removed, v.Keep, v.Goes})
 	}
 	for _, v := range rep.VMs {
-		out = append(out, pruneVerdict{parkingVM, "parking " + v.String() + ofNode(v.Node), 0, v.Removed, v.Keep, v.Goes})
+		out = append(out, pruneVerdict{parkingVM, "parking " + v.String() + strings.TrimSuffix(" of node "+v.Node, " of node "), 0, v.Removed, v.Keep, v.Goes})
 	}
 	for _, v := range rep.Scratch {
 		out = append(out, pruneVerdict{scratchVM, "scratch " + v.String(), 0, v.Removed, v.Keep, "it holds no data"})
@@ -353,13 +353,6 @@ func on(t time.Time) string {
 		return ""
 	}
 	return " on " + t.Format(time.DateOnly)
-}
-
-func ofNode(node string) string {
-	if node == "" {
-		return ""
-	}
-	return " of node " + node
 }
 
 type pruneCount struct{ all, goes, removed, bytes, freed int64 }

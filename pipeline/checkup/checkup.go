@@ -266,21 +266,17 @@ func (d *checkup) gates(ctx context.Context) {
 	for _, g := range d.Gates() {
 		switch {
 		case g.Command != nil:
-			d.program(g)
+			when := "before each node, and when it is back"
+			if g.BeforeOnly {
+				when = "before each node"
+			}
+			d.runnable(GroupGates, g.String(), "roll.gates", when, *g.Command)
 		case d.src.Objects == nil || d.survey.Kubernetes != nil:
 			// reported already
 		default:
 			d.gate(ctx, g)
 		}
 	}
-}
-
-func (d *checkup) program(g cluster.UserGate) {
-	when := "before each node, and when it is back"
-	if g.BeforeOnly {
-		when = "before each node"
-	}
-	d.runnable(GroupGates, g.String(), "roll.gates", when, *g.Command)
 }
 
 // runnable checks that a program can be run, without running it.

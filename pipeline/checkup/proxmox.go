@@ -221,7 +221,8 @@ func (d *checkup) endpoints(ctx context.Context) (reached bool) {
 			continue
 		}
 		reached = true
-		d.ok(GroupProxmox, e.URL, "answers as %s", cmp.Or(entry(a.hosts), "one of "+strings.Join(names, ", ")))
+		entry, _ := cluster.Find(a.hosts, func(h cluster.Host) bool { return h.Entry })
+		d.ok(GroupProxmox, e.URL, "answers as %s", cmp.Or(entry.Name, "one of "+strings.Join(names, ", ")))
 	}
 	return reached
 }
@@ -240,15 +241,6 @@ func hostNames(hosts []cluster.Host) []string {
 	names := cluster.Each(hosts, func(h cluster.Host) string { return h.Name })
 	slices.Sort(names)
 	return names
-}
-
-func entry(hosts []cluster.Host) string {
-	for _, h := range hosts {
-		if h.Entry {
-			return h.Name
-		}
-	}
-	return ""
 }
 
 func errsOf(err error) []error {

@@ -279,7 +279,7 @@ func unchecked(c *v1alpha1.TalosCluster, m v1alpha1.Member) string {
 	const exitDone, exitDrift = 0, 2
 	check, nodes := c.Status.Check, c.Status.Nodes
 	switch {
-	case check == nil || check.Ended == nil || nodes == nil || m.Ended != nil && begun(check).Before(m.Ended):
+	case check == nil || check.Ended == nil || nodes == nil || m.Ended != nil && cmp.Or(check.Started, check.Ended).Before(m.Ended):
 		return "no check has ended that was begun after its roll"
 	case check.ExitCode != exitDone && check.ExitCode != exitDrift:
 		return strings.TrimSuffix(fmt.Sprintf("its check failed with exit code %d: %s", check.ExitCode, strings.Join(check.Problems, "; ")), ": ")
@@ -287,14 +287,6 @@ func unchecked(c *v1alpha1.TalosCluster, m v1alpha1.Member) string {
 		return fmt.Sprintf("%d nodes stale, %d unread", nodes.Stale, nodes.Unread)
 	}
 	return ""
-}
-
-// begun returns when a check began; if only the end is known, when the check ended.
-func begun(c *v1alpha1.Check) *metav1.Time {
-	if c.Started != nil {
-		return c.Started
-	}
-	return c.Ended
 }
 
 // closed returns why an expression is not true of a cluster; "" if it is true.
