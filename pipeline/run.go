@@ -83,16 +83,10 @@ func (w *work) keepFates(j *journal.Journal) error {
 		before = fatesBefore(j)
 		f = asBefore(f, w.rep.Plan, j)
 	}
-	merge := func(before, now []string) []string {
-		before = slices.DeleteFunc(before, func(name string) bool { return slices.Contains(mine, name) })
-		now = slices.DeleteFunc(now, func(name string) bool { return !slices.Contains(mine, name) })
-		all := slices.Concat([]string{}, before, now)
-		slices.Sort(all)
-		return all
+	for _, list := range []*[]string{&f.Done, &f.Failed, &f.Left} {
+		*list = cluster.Where(*list, func(name string) bool { return slices.Contains(mine, name) })
 	}
-	return j.Put(past.FatesKey, cluster.Fates{
-		Done: merge(before.Done, f.Done), Failed: merge(before.Failed, f.Failed), Left: merge(before.Left, f.Left),
-	})
+	return j.Put(past.FatesKey, past.JoinFates(&before, &f))
 }
 
 // asBefore moves nodes that were put back from done to left: they are in their state from before the run, not in the

@@ -175,13 +175,8 @@ func (c change) keys() []string {
 }
 
 func zero(x any) bool {
-	switch x := x.(type) {
-	case []any:
-		return len(x) == 0
-	case map[string]any:
-		return len(x) == 0
-	}
-	return x == nil || reflect.ValueOf(x).IsZero()
+	v := reflect.ValueOf(x)
+	return !v.IsValid() || v.IsZero() || (v.Kind() == reflect.Slice || v.Kind() == reflect.Map) && v.Len() == 0
 }
 
 func (c change) says(key string) string {

@@ -406,7 +406,7 @@ func (vm *VM) bpg(v values) {
 	if n := cpu.number("sockets"); n > 1 {
 		s.Sockets = &n
 	}
-	s.BIOS, s.Machine = said(v.text("bios")), said(v.text("machine"))
+	s.BIOS, s.Machine = given(v.text("bios")), given(v.text("machine"))
 	s.Tags = tags(v.list("tags"))
 	if v.has("on_boot") {
 		s.OnBoot = new(v.is("on_boot"))
@@ -415,7 +415,7 @@ func (vm *VM) bpg(v values) {
 		s.Agent = new(agent.is("enabled"))
 	}
 	for _, n := range v.blocks("network_device") {
-		s.NICs = append(s.NICs, config.NIC{Bridge: said(n.text("bridge")), VLAN: given(n.number("vlan_id"))})
+		s.NICs = append(s.NICs, config.NIC{Bridge: given(n.text("bridge")), VLAN: given(n.number("vlan_id"))})
 	}
 	for _, d := range v.blocks("disk") {
 		vm.add(Disk{
@@ -471,7 +471,7 @@ func (vm *VM) telmate(v values) {
 	if n := cmp.Or(cpu.number("sockets"), v.number("sockets")); n > 1 {
 		s.Sockets = &n
 	}
-	s.BIOS, s.Machine = said(v.text("bios")), said(v.text("machine"))
+	s.BIOS, s.Machine = given(v.text("bios")), given(v.text("machine"))
 	s.Tags = tags(strings.FieldsFunc(v.text("tags"), func(r rune) bool { return r == ',' || r == ';' || r == ' ' }))
 	for _, key := range []string{"start_at_node_boot", "onboot"} {
 		if v.has(key) && v[key] != nil {
@@ -487,7 +487,7 @@ func (vm *VM) telmate(v values) {
 			s.NICs = nil // the cards have gaps in their numbers, which a shape's NICs can't express
 			break
 		}
-		s.NICs = append(s.NICs, config.NIC{Bridge: said(n.text("bridge")), VLAN: given(n.number("tag"))})
+		s.NICs = append(s.NICs, config.NIC{Bridge: given(n.text("bridge")), VLAN: given(n.number("tag"))})
 	}
 	for _, d := range v.blocks("disk") {
 		vm.telmateDisk(d)
@@ -587,18 +587,12 @@ func tags(list []string) []string {
 	return slices.Compact(list)
 }
 
-func given(n int) *int {
-	if n == 0 {
+// given returns nil for a zero value, which is one that Terraform does not say.
+func given[T comparable](v T) *T {
+	if v == *new(T) {
 		return nil
 	}
-	return &n
-}
-
-func said(s string) *string {
-	if s == "" {
-		return nil
-	}
-	return &s
+	return &v
 }
 
 var volume = regexp.MustCompile(`(?:^|/)vm-(\d+)-[^/]*$`)

@@ -817,7 +817,7 @@ func (r *Run) join(p Run) {
 	if r.Upgrade == nil {
 		r.Upgrade = p.Upgrade
 	}
-	r.Fates = joinedFates(r.fates(p.Fates), p.Fates)
+	r.Fates = JoinFates(r.fates(p.Fates), p.Fates)
 	if r.Plan == nil {
 		r.Plan = p.Plan
 	}
@@ -845,8 +845,8 @@ func (r *Run) fates(later *cluster.Fates) *cluster.Fates {
 	return f
 }
 
-// joinedFates joins two results. A node that is in both has the result of later.
-func joinedFates(earlier, later *cluster.Fates) *cluster.Fates {
+// JoinFates joins two results. A node that is in both has the result of later.
+func JoinFates(earlier, later *cluster.Fates) *cluster.Fates {
 	if earlier == nil || later == nil {
 		if earlier == nil {
 			return later
