@@ -320,9 +320,7 @@ var vmAllowed = regexp.MustCompile(`^(?:(?:scsi|virtio|sata|ide|unused|efidisk|t
 
 // ourVMs returns the VMs of nodes, their holders, and recast's own VMs.
 func (g *gathering) ourVMs(vms []cluster.VM) []bundledVM {
-	out := []bundledVM{}
-	out = append(out, cluster.Each(cluster.Where(vms, func(vm cluster.VM) bool { return g.isOurs(vm) }), bundled)...)
-	return out
+	return append([]bundledVM{}, cluster.Each(cluster.Where(vms, g.isOurs), bundled)...)
 }
 
 func (g *gathering) isOurs(vm cluster.VM) bool {

@@ -204,13 +204,14 @@ func message(roll *v1alpha1.ImageRoll) string {
 	return "no message"
 }
 
-func some(names []string) string {
+func some(names []string) string { return few(slices.Sorted(slices.Values(names)), ", ", " and") }
+
+func few(texts []string, between, and string) string {
 	const most = 5
-	slices.Sort(names)
-	if more := len(names) - most; more > 0 {
-		return fmt.Sprintf("%s and %d more", strings.Join(names[:most], ", "), more)
+	if more := len(texts) - most; more > 0 {
+		return fmt.Sprintf("%s%s %d more", strings.Join(texts[:most], between), and, more)
 	}
-	return strings.Join(names, ", ")
+	return strings.Join(texts, between)
 }
 
 // reasonMemberFailed is the reason of the Event of a failed cluster.
@@ -289,20 +290,12 @@ func failed(members []v1alpha1.Member) []string {
 	return names
 }
 
-func lines(texts []string) string {
-	const most = 5
-	if more := len(texts) - most; more > 0 {
-		return fmt.Sprintf("%s; and %d more", strings.Join(texts[:most], "; "), more)
-	}
-	return strings.Join(texts, "; ")
-}
+func lines(texts []string) string { return few(texts, "; ", "; and") }
 
 // tell sets the conditions and counts, saves them, and records an Event of a transition.
 func (p *pass) tell(ctx context.Context, v verdict) error {
 	s, t := &p.fleet.Status, p.count("")
-	if v.stalled && t.running > 0 {
-		v.progressing = true
-	}
+	v.progressing = v.progressing || v.stalled && t.running > 0
 	s.ObservedGeneration = p.fleet.Generation
 	s.Done, s.Failed, s.Running, s.Summary = t.done, t.failed, t.running, ""
 	if t.total > 0 {

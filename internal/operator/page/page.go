@@ -184,7 +184,7 @@ func (l look) rollView(r *v1alpha1.ImageRoll) rollView {
 	if !s.Phase.Finished() {
 		v.Every = running
 	}
-	v.Facts = facts("rolls", cmp.Or(strings.Join(l.texts(r.Spec.Only), ", "), v.Action), "approval", approval(r), "suspended", given(r.Spec.Suspend, "yes"),
+	v.Facts = facts("rolls", cmp.Or(strings.Join(l.texts(r.Spec.Only), ", "), v.Action), "approval", approval(r.Spec.Approved), "suspended", given(r.Spec.Suspend, "yes"),
 		"began", v.Began, "ended", l.when(s.Ended), "took", v.Took, "not before", l.when(s.NotBefore))
 	if p := s.Plan; p != nil {
 		v.Facts = append(v.Facts, facts("plan", l.text(p.Hash), "files", l.text(p.Revision), "unfinished", given(p.Unfinished, "the plan only finishes what an earlier run has left; the next ImageRoll does the rest"))...)
@@ -222,12 +222,7 @@ func (l look) tryLine(a v1alpha1.Attempt, last bool, o *v1alpha1.Outcome) tryLin
 	return t
 }
 
-func approval(r *v1alpha1.ImageRoll) string {
-	if r.Spec.Approved {
-		return "approved"
-	}
-	return "not approved"
-}
+func approval(is bool) string { return map[bool]string{true: "approved", false: "not approved"}[is] }
 
 func next(r *v1alpha1.ImageRoll) []command {
 	in := "kubectl -n " + r.Namespace
@@ -496,10 +491,7 @@ type clustersView struct {
 func (l look) clusters(ctx context.Context) (string, frame.View, error) {
 	var clusters v1alpha1.TalosClusterList
 	var rolls v1alpha1.ImageRollList
-	if err := l.list(ctx, &clusters); err != nil {
-		return "", frame.View{}, err
-	}
-	if err := l.list(ctx, &rolls); err != nil {
+	if err := cmp.Or(l.list(ctx, &clusters), l.list(ctx, &rolls)); err != nil {
 		return "", frame.View{}, err
 	}
 	fleets, err := l.fleetLines(ctx, func(f *v1alpha1.FleetRoll) bool { return !over(f) })
@@ -712,7 +704,10 @@ func (l look) fleet(ctx context.Context) (string, frame.View, error) {
 }
 
 func (l look) stage(f *v1alpha1.FleetRoll, s v1alpha1.Stage, rolls map[string]*v1alpha1.ImageRoll) stageView {
-	v := stageView{Name: l.text(s.Name), Facts: facts("soak time", soak(s), "gates", strings.Join(l.texts(s.Gates), "; "), "approval", stageApproval(f, s))}
+	v := stageView{Name: l.text(s.Name), Facts: facts(
+		"soak time", given(s.Soak.Duration != 0, s.Soak.Duration.String()), "gates", strings.Join(l.texts(s.Gates), "; "),
+		"approval", given(s.Approval == v1alpha1.ApprovalManual, approval(slices.Contains(f.Spec.ApprovedStages, s.Name))),
+	)}
 	for _, m := range f.Status.Members {
 		if m.Stage != s.Name {
 			continue
@@ -746,23 +741,6 @@ func (l look) stageState(f *v1alpha1.FleetRoll, stage string, v stageView) (word
 		return "done", good
 	}
 	return "not begun", ""
-}
-
-func soak(s v1alpha1.Stage) string {
-	if s.Soak.Duration == 0 {
-		return ""
-	}
-	return s.Soak.Duration.String()
-}
-
-func stageApproval(f *v1alpha1.FleetRoll, s v1alpha1.Stage) string {
-	switch {
-	case s.Approval != v1alpha1.ApprovalManual:
-		return ""
-	case slices.Contains(f.Spec.ApprovedStages, s.Name):
-		return "approved"
-	}
-	return "not approved"
 }
 
 // nextOf sets the commands that a person may type, and those that show what the page leaves out.
