@@ -593,12 +593,9 @@ func (p *pruning) mayPrune(ctx context.Context) error {
 			}
 			storages, parked := parkedOn(vms, p.Config.Cluster)
 			needs, other = survey.NeedsToFree(storages, parked...), PruneISOs
-			var scratch []cluster.VM
-			for _, s := range planning.ScratchVMs(vms, p.Config.Cluster) {
-				scratch = append(scratch, s.VM)
-			}
-			if len(scratch) > 0 {
-				needs = needs.With(survey.NeedsToClear(scratch...))
+			if scratch := planning.ScratchVMs(vms, p.Config.Cluster); len(scratch) > 0 {
+				its := cluster.Each(scratch, func(s planning.Scratch) cluster.VM { return s.VM })
+				needs = needs.With(survey.NeedsToClear(its...))
 			}
 		}
 		err := needs.Check(ctx, p.px)

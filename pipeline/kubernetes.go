@@ -154,12 +154,8 @@ func refusedPlan(p kubeupgrade.Plan) error {
 
 // hostOf is the host for the claim's VM: that of one of the nodes.
 func hostOf(o observe.Observation) string {
-	for _, f := range o.Found {
-		if host := f.Host(); host != "" {
-			return host
-		}
-	}
-	return ""
+	f, _ := cluster.Find(o.Found, func(f observe.Found) bool { return f.Host() != "" })
+	return f.Host()
 }
 
 func (w *work) carryUpgradeOut(ctx context.Context, plan kubeupgrade.Plan) error {

@@ -328,11 +328,7 @@ func usageErrors(c *cobra.Command) {
 			}
 			hint := c.CommandPath() + " --help"
 			if len(args) > 0 && c.HasSubCommands() {
-				var known []string
-				for _, sub := range c.Commands() {
-					known = append(known, sub.Name())
-				}
-				if meant := words.Closest(args[0], known); meant != "" {
+				if meant := words.Closest(args[0], cluster.Each(c.Commands(), (*cobra.Command).Name)); meant != "" {
 					hint = fmt.Sprintf("did you mean %s %s?", c.CommandPath(), meant)
 				}
 			}

@@ -216,13 +216,8 @@ func (s Story) Longest() (longest Outage, any bool) {
 
 // NotBack names the nodes that were unavailable when the log ended.
 func (s Story) NotBack() []string {
-	var names []string
-	for _, o := range s.Outages() {
-		if o.Open {
-			names = append(names, o.Node)
-		}
-	}
-	return names
+	open := cluster.Where(s.Outages(), func(o Outage) bool { return o.Open })
+	return cluster.Each(open, func(o Outage) string { return o.Node })
 }
 
 const pastRuns = 50

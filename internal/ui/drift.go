@@ -101,15 +101,14 @@ func onlyFiles(d observe.Drift) bool {
 func codes(nodes []observe.Drift) (order []string, count map[string]int) {
 	count = map[string]int{}
 	for _, d := range nodes {
-		var mine []string
+		mine := map[string]bool{}
 		for _, r := range d.Reasons {
-			if !slices.Contains(mine, r.Code) {
-				mine = append(mine, r.Code)
+			if mine[r.Code] {
+				continue
 			}
-		}
-		for _, code := range mine {
-			if count[code]++; count[code] == 1 {
-				order = append(order, code)
+			mine[r.Code] = true
+			if count[r.Code]++; count[r.Code] == 1 {
+				order = append(order, r.Code)
 			}
 		}
 	}
@@ -145,16 +144,13 @@ func hints(nodes []observe.Drift) []string {
 	if slices.ContainsFunc(nodes, onlyFiles) {
 		out = append(out, "if only files differ, the labels match and a roll finds nothing to do: talosctl upgrade --image with the locked installer (recast publish --only build verifies and records it, recast drift --explain shows it) brings the locked files")
 	}
-	var versions []string
 	for _, d := range nodes {
 		for _, r := range d.Reasons {
-			if r.Code == kubernetesVersion && !slices.Contains(versions, r.New) {
-				versions = append(versions, r.New)
+			way := "recast upgrade-k8s --to " + r.New + " upgrades Kubernetes; a roll never changes it"
+			if r.Code == kubernetesVersion && !slices.Contains(out, way) {
+				out = append(out, way)
 			}
 		}
-	}
-	for _, v := range versions {
-		out = append(out, "recast upgrade-k8s --to "+v+" upgrades Kubernetes; a roll never changes it")
 	}
 	return out
 }
@@ -446,13 +442,9 @@ func drawFile(p *page, n planning.NodePlan) {
 }
 
 func reconfigured(plan planning.Plan) []string {
-	var names []string
-	for _, n := range plan.Nodes {
-		if f := n.ConfigFile; f != nil && f.Applied && len(f.Changes) > 0 && len(n.Refused) == 0 {
-			names = append(names, n.Node)
-		}
-	}
-	return names
+	return each(cluster.Where(plan.Nodes, func(n planning.NodePlan) bool {
+		return n.ConfigFile != nil && n.ConfigFile.Applied && len(n.ConfigFile.Changes) > 0 && len(n.Refused) == 0
+	}), func(n planning.NodePlan) string { return n.Node })
 }
 
 func WriteProvenance(w io.Writer, format string, res observe.Provenance) error {

@@ -176,22 +176,20 @@ func (in *adoption) need(given string, told []string, what, flag, command string
 func (in *adoption) proxmox() {
 	d := &in.draft
 	d.Fingerprint, d.CAFile = in.Fingerprint, in.CAFile
-	if d.Endpoints = in.Endpoints; len(d.Endpoints) == 0 {
-		if url := in.need("", in.doc.Endpoints, "where the Proxmox API is", "--endpoint https://pve1.example:8006", "grep -rE '(endpoint|pm_api_url) *=' *.tf, or $PROXMOX_VE_ENDPOINT"); url != "" {
-			d.Endpoints = []string{url}
+	list := func(given, told []string, what, flag, command string) []string {
+		if len(given) > 0 {
+			return given
 		}
+		return cluster.Where([]string{in.need("", told, what, flag, command)}, func(text string) bool { return text != "" })
 	}
+	d.Endpoints = list(in.Endpoints, in.doc.Endpoints, "where the Proxmox API is", "--endpoint https://pve1.example:8006", "grep -rE '(endpoint|pm_api_url) *=' *.tf, or $PROXMOX_VE_ENDPOINT")
 	var isos []string
 	for _, im := range in.doc.Images {
 		if im.ISO {
 			isos = append(isos, im.Storage)
 		}
 	}
-	if d.ISOStorage = in.ISOStorage; len(d.ISOStorage) == 0 {
-		if name := in.need("", isos, "which storage takes the boot ISOs", "--iso-storage STORAGE", "pvesm status --content iso, as root on a Proxmox node"); name != "" {
-			d.ISOStorage = []string{name}
-		}
-	}
+	d.ISOStorage = list(in.ISOStorage, isos, "which storage takes the boot ISOs", "--iso-storage STORAGE", "pvesm status --content iso, as root on a Proxmox node")
 	vmids := in.need(in.VMIDs, nil, "which unused VMIDs recast may have for its own VMs", "--vmids 9000-9099", "pvesh get /cluster/resources --type vm, as root on a Proxmox node, lists those in use")
 	if vmids == "" {
 		return
@@ -763,13 +761,7 @@ func (in *adoption) images() {
 		all = append(all, in.builds(n.vm)...)
 	}
 	of := func(field func(terraform.Build) string) []string {
-		var out []string
-		for _, b := range all {
-			if text := field(b); text != "" {
-				out = append(out, text)
-			}
-		}
-		return out
+		return cluster.Where(cluster.Each(all, field), func(text string) bool { return text != "" })
 	}
 	d := &in.draft
 	at := "talosctl -n NODE "

@@ -131,14 +131,9 @@ func (d *checkup) lookAround(ctx context.Context, reached bool) {
 }
 
 func (d *checkup) hostsOfNodes() []string {
-	var out []string
-	for _, f := range d.survey.Found {
-		if host := f.Host(); host != "" && !slices.Contains(out, host) {
-			out = append(out, host)
-		}
-	}
-	slices.Sort(out)
-	return out
+	hosts := cluster.Each(d.survey.Found, func(f observe.Found) string { return f.Host() })
+	slices.Sort(hosts)
+	return cluster.Where(slices.Compact(hosts), func(host string) bool { return host != "" })
 }
 
 // Result is everything that a roll needs and what is missing.
@@ -436,10 +431,9 @@ func (d *checkup) kubernetes() {
 			d.warn(GroupKubernetes, n.Name, "workers are rolled nevertheless", "is not Ready (%s)", why)
 		}
 	}
-	var seen []string
-	for _, v := range slices.Sorted(maps.Keys(versions)) {
-		seen = append(seen, fmt.Sprintf("%s on %s", v, words.Counted(versions[v], "node")))
-	}
+	seen := cluster.Each(slices.Sorted(maps.Keys(versions)), func(v string) string {
+		return fmt.Sprintf("%s on %s", v, words.Counted(versions[v], "node"))
+	})
 	if len(versions) > 1 {
 		d.warn(GroupKubernetes, "API", "recast upgrade-k8s brings all nodes to one version", "answers; kubelets run %s", strings.Join(seen, ", "))
 		return

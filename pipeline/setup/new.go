@@ -203,16 +203,14 @@ func (in *newCluster) counted(ctx context.Context) error {
 
 // unnamed refuses node names that VMs have already: recast creates no second VM with the same name.
 func (in *newCluster) unnamed() error {
-	var taken []string
-	for _, vm := range in.found.VMs {
-		if slices.ContainsFunc(in.found.Nodes, func(n survey.Discovered) bool { return n.Name == vm.Name }) {
-			taken = append(taken, vm.String())
-		}
-	}
+	taken := cluster.Where(in.found.VMs, func(vm cluster.VM) bool {
+		return slices.ContainsFunc(in.found.Nodes, func(n survey.Discovered) bool { return n.Name == vm.Name })
+	})
 	if len(taken) == 0 {
 		return nil
 	}
-	return fault.WithHint(fault.Refusedf("there are VMs with the names of nodes already: %s", strings.Join(taken, ", ")),
+	list := strings.Join(cluster.Each(taken, cluster.VM.String), ", ")
+	return fault.WithHint(fault.Refusedf("there are VMs with the names of nodes already: %s", list),
 		"--prefix %s- gives the nodes other names, such as %[1]s-cp1", strings.ToLower(in.Cluster))
 }
 
@@ -359,12 +357,7 @@ func (in *newCluster) chooseHosts(ctx context.Context, away *cluster.HostsAway) 
 // warnOfHosts warns of a host that takes etcd's majority with it.
 func (in *newCluster) warnOfHosts(controlPlanes int) {
 	for _, host := range in.Hosts {
-		var there []string
-		for _, n := range in.found.Nodes {
-			if n.Machine.ControlPlane && n.VM.Host == host {
-				there = append(there, n.Name)
-			}
-		}
+		there := in.names(func(n survey.Discovered) bool { return n.Machine.ControlPlane && n.VM.Host == host })
 		if controlPlanes > 2 && len(there) > (controlPlanes-1)/2 {
 			in.warn("%s are on %s: etcd loses its majority if that host fails", strings.Join(there, ", "), host)
 		}

@@ -289,13 +289,7 @@ func (n InitNode) note() string {
 }
 
 func (in *initial) names(is func(survey.Discovered) bool) []string {
-	var out []string
-	for _, n := range in.found.Nodes {
-		if is(n) {
-			out = append(out, n.Name)
-		}
-	}
-	return out
+	return cluster.Each(cluster.Where(in.found.Nodes, is), func(n survey.Discovered) string { return n.Name })
 }
 
 // one returns the common value of all nodes. If the values differ, a single recast.yaml can't describe the nodes.

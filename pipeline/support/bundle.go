@@ -22,6 +22,7 @@ import (
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/bundle"
+	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/journal"
 	"github.com/recast-sh/recast/internal/redact"
 	"github.com/recast-sh/recast/pipeline"
@@ -324,15 +325,9 @@ func (g *gathering) ourVMs(vms []cluster.VM) []bundledVM {
 }
 
 func (g *gathering) isOurs(vm cluster.VM) bool {
-	if ids := g.Config.Proxmox.VMIDs; int(vm.ID) >= ids.First && int(vm.ID) <= ids.Last {
-		return true
-	}
-	for _, n := range g.Config.Nodes {
-		if vm.Name == n.Name || vm.ID != 0 && (int(vm.ID) == n.VMID || int(vm.ID) == n.Holder) {
-			return true
-		}
-	}
-	return false
+	return g.Config.Proxmox.VMIDs.Contains(int(vm.ID)) || slices.ContainsFunc(g.Config.Nodes, func(n config.Node) bool {
+		return vm.Name == n.Name || vm.ID != 0 && (int(vm.ID) == n.VMID || int(vm.ID) == n.Holder)
+	})
 }
 
 func bundled(vm cluster.VM) bundledVM {
