@@ -26,6 +26,7 @@ import (
 	rbac "k8s.io/api/rbac/v1"
 	objectyaml "sigs.k8s.io/yaml"
 
+	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/docs/runbooks"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim/must"
@@ -107,11 +108,7 @@ func TestExamplesNameRealCommands(t *testing.T) {
 func TestKitNamesRealCommands(t *testing.T) {
 	t.Parallel()
 	for _, file := range []string{"examples/ci/README.md", "examples/kubernetes/README.md"} {
-		var scripts []string
-		for _, code := range regexp.MustCompile("`(recast [^`]+)`").FindAllStringSubmatch(repositoryFile(t, file), -1) {
-			scripts = append(scripts, code[1])
-		}
-		lines := recastLines(scripts)
+		lines := recastLines(spansOf(repositoryFile(t, file)))
 		if len(lines) == 0 {
 			t.Errorf("%s names no command", file)
 		}
@@ -544,15 +541,16 @@ func pagesOf(t *testing.T, do func(file, text string)) {
 	}
 }
 
-var spans = regexp.MustCompile("`(recast [^`]+)`")
+// spansOf lists the commands of recast within a text's sentences.
+func spansOf(text string) []string {
+	spans := regexp.MustCompile("`(recast [^`]+)`").FindAllStringSubmatch(text, -1)
+	return cluster.Each(spans, func(span []string) string { return span[1] })
+}
 
 func TestRunbooksNameRealCommands(t *testing.T) {
 	t.Parallel()
 	pagesOf(t, func(file, text string) {
-		var lines []string
-		for _, m := range spans.FindAllStringSubmatch(text, -1) {
-			lines = append(lines, m[1])
-		}
+		lines := spansOf(text)
 		for _, block := range strings.Split(text, "```sh\n")[1:] {
 			block, _, _ = strings.Cut(block, "```")
 			for line := range strings.Lines(block) {

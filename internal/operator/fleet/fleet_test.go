@@ -493,7 +493,7 @@ func TestOutdatedCache(t *testing.T) {
 	moved := l.cluster("a1") // an outdated decision would be another one
 	moved.Labels["stage"] = "b"
 	l.must(l.store.Update(t.Context(), moved))
-	l.r.Client = interceptor.NewClient(l.meter.wrap(l.store, false, l.made), interceptor.Funcs{Get: staleFleet(old)})
+	l.r.Client = interceptor.NewClient(l.meter.wrap(l.store, false, l.made), interceptor.Funcs{Get: stale(old)})
 	if _, err := l.reconcile(); !apierrors.IsConflict(err) {
 		t.Errorf("error %v, want a conflict", err)
 	}
@@ -507,7 +507,7 @@ func TestTargetBeforeRoll(t *testing.T) {
 	f.Spec.TalosVersion = "v1.14.2"
 	l := newLab(t, f, newCluster("a1", "a", "x"))
 	cached := l.r.Client
-	l.r.Client = interceptor.NewClient(l.meter.wrap(l.store, false, l.made), interceptor.Funcs{Get: staleCluster(l.cluster("a1"))})
+	l.r.Client = interceptor.NewClient(l.meter.wrap(l.store, false, l.made), interceptor.Funcs{Get: stale(l.cluster("a1"))})
 	res := l.once()
 	if len(l.made) != 0 || res.RequeueAfter != cacheAgain || l.cluster("a1").Annotations[v1alpha1.AnnotationTalosTarget] != "v1.14.2" {
 		t.Errorf("ImageRolls %v, again in %s, annotations %v; want the target only", l.made, res.RequeueAfter, l.cluster("a1").Annotations)

@@ -471,20 +471,14 @@ func identity(o runtime.ApplyConfiguration) (kind, name string) {
 
 type getter = func(context.Context, client.WithWatch, client.ObjectKey, client.Object, ...client.GetOption) error
 
-func staleFleet(old *v1alpha1.FleetRoll) getter {
+// stale reads objects of a type as they were.
+func stale[T interface {
+	client.Object
+	DeepCopyInto(T)
+}](old T) getter {
 	return func(ctx context.Context, c client.WithWatch, key client.ObjectKey, o client.Object, opts ...client.GetOption) error {
-		if f, ok := o.(*v1alpha1.FleetRoll); ok {
-			old.DeepCopyInto(f)
-			return nil
-		}
-		return c.Get(ctx, key, o, opts...)
-	}
-}
-
-func staleCluster(old *v1alpha1.TalosCluster) getter {
-	return func(ctx context.Context, c client.WithWatch, key client.ObjectKey, o client.Object, opts ...client.GetOption) error {
-		if f, ok := o.(*v1alpha1.TalosCluster); ok {
-			old.DeepCopyInto(f)
+		if o, ok := o.(T); ok {
+			old.DeepCopyInto(o)
 			return nil
 		}
 		return c.Get(ctx, key, o, opts...)
