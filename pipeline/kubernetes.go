@@ -292,12 +292,8 @@ func removeBackups(c *config.Config, dir, taken string, keep int) (removed []str
 	if err != nil {
 		return nil, err
 	}
-	var names []string
-	for _, e := range entries {
-		if isBackup(c, e) && e.Name() != taken {
-			names = append(names, e.Name())
-		}
-	}
+	older := cluster.Where(entries, func(e os.DirEntry) bool { return isBackup(c, e) && e.Name() != taken })
+	names := cluster.Each(older, os.DirEntry.Name)
 	slices.Sort(names)
 	var problems []error
 	for _, name := range names[:max(0, len(names)-(keep-1))] {

@@ -198,11 +198,8 @@ func (m customManager) find(t *testing.T, text string) []string {
 	patterns := m.MatchStrings
 	if m.Strategy == "recursive" { // each pattern looks into what the one before has found
 		for ; len(patterns) > 1; patterns = patterns[1:] {
-			var inner []string
-			for _, part := range parts {
-				inner = append(inner, regexp.MustCompile(patterns[0]).FindAllString(part, -1)...)
-			}
-			parts = inner
+			outer := regexp.MustCompile(patterns[0])
+			parts = slices.Concat(cluster.Each(parts, func(part string) []string { return outer.FindAllString(part, -1) })...)
 		}
 	}
 	var found []string
@@ -254,10 +251,7 @@ func TestRenovateFindsWhatRecastPins(t *testing.T) {
 	}
 	managers := renovatePreset(t)
 	must.Each(t, cases, func(t *testing.T, c row) {
-		var found []string
-		for _, m := range managers {
-			found = append(found, m.find(t, c.text)...)
-		}
+		found := slices.Concat(cluster.Each(managers, func(m customManager) []string { return m.find(t, c.text) })...)
 		must.Equal(t, "found", c.want, found)
 	})
 }

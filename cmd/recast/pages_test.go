@@ -22,6 +22,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"go.yaml.in/yaml/v4"
 
+	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/expression"
 	"github.com/recast-sh/recast/internal/live/emulator"
@@ -132,10 +133,7 @@ func TestParsePage(t *testing.T) {
 		line       int
 		output     bool
 	}
-	var got []short
-	for _, b := range p.blocks {
-		got = append(got, short{b.info, b.text, b.line, b.output})
-	}
+	got := cluster.Each(p.blocks, func(b block) short { return short{b.info, b.text, b.line, b.output} })
 	want := []short{{"sh", "recast plan\n", 4, false}, {"text", "says\n", 8, true}, {"yaml", "a:\n  b\n", 14, false}, {"text", "else\n", 19, false}}
 	if !slices.Equal(got, want) {
 		t.Errorf("blocks %+v, want %+v", got, want)
@@ -643,10 +641,7 @@ func playFirstHour(t *testing.T, play func(pageStage, typedLine) string) []strin
 	const command = "bin/recast lab up --dir lab --no-config"
 	end := s.lab(command)
 	s.dir = filepath.Join(s.dir, "lab")
-	var all []string
-	for _, line := range firstHour {
-		all = append(all, s.anonymous(play(s, line)))
-	}
+	all := cluster.Each(firstHour, func(line typedLine) string { return s.anonymous(play(s, line)) })
 	return append([]string{"$ " + command + "\n" + s.anonymous(end()) + "$ cd lab && . ./env\n"}, all...)
 }
 

@@ -219,7 +219,7 @@ func (v VM) Devices() map[string]string {
 				given[its] = value
 			}
 		}
-		out[fmt.Sprintf("net%d", i)] = joined(given)
+		out[fmt.Sprintf("net%d", i)] = strings.Join(pairs(given), ",")
 	}
 	for i, mapping := range v.HostPCI {
 		out[fmt.Sprintf("hostpci%d", i)] = "mapping=" + mapping
@@ -244,7 +244,7 @@ func (d VMDisk) Options() []string {
 	if on, is := given["discard"]; is {
 		given["discard"] = map[string]string{"1": "on", "0": "ignore"}[on]
 	}
-	return strings.FieldsFunc(joined(given), func(r rune) bool { return r == ',' })
+	return pairs(given)
 }
 
 // IsSystem says whether Talos is installed on the disk.
@@ -271,12 +271,11 @@ func text(v reflect.Value) string {
 	}
 }
 
-func joined(given map[string]string) string {
-	var out []string
+func pairs(given map[string]string) (out []string) {
 	for _, key := range slices.Sorted(maps.Keys(given)) {
 		out = append(out, key+"="+given[key])
 	}
-	return strings.Join(out, ",")
+	return out
 }
 
 func (c *Config) systemDisks() {
@@ -502,10 +501,7 @@ type LabelExpression struct {
 
 // String returns the selector in the syntax of the Kubernetes API; "" selects everything.
 func (s LabelSelector) String() string {
-	var terms []string
-	for _, key := range slices.Sorted(maps.Keys(s.MatchLabels)) {
-		terms = append(terms, key+"="+s.MatchLabels[key])
-	}
+	terms := pairs(s.MatchLabels)
 	for _, e := range s.MatchExpressions {
 		values := " (" + strings.Join(e.Values, ",") + ")"
 		switch e.Operator {

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -311,11 +312,7 @@ func (b *Board) Final(now time.Time, l Look) []string {
 }
 
 func (l Look) all(parts ...[]string) []string {
-	var lines []string
-	for _, part := range parts {
-		lines = append(lines, cluster.Each(part, l.fit)...)
-	}
-	return lines
+	return cluster.Each(slices.Concat(parts...), l.fit)
 }
 
 func (b *Board) head(now time.Time, l Look) []string {

@@ -756,10 +756,7 @@ func (in *adoption) ofTalos(id string) bool {
 }
 
 func (in *adoption) images() {
-	var all []terraform.Build
-	for _, n := range in.res.Nodes {
-		all = append(all, in.builds(n.vm)...)
-	}
+	all := slices.Concat(cluster.Each(in.res.Nodes, func(n Node) []terraform.Build { return in.builds(n.vm) })...)
 	of := func(field func(terraform.Build) string) []string {
 		return cluster.Where(cluster.Each(all, field), func(text string) bool { return text != "" })
 	}

@@ -248,11 +248,7 @@ func errsOf(err error) []error {
 		return nil
 	}
 	if joined, ok := err.(interface{ Unwrap() []error }); ok {
-		var out []error
-		for _, e := range joined.Unwrap() {
-			out = append(out, errsOf(e)...)
-		}
-		return out
+		return slices.Concat(cluster.Each(joined.Unwrap(), errsOf)...)
 	}
 	return []error{err}
 }
