@@ -22,7 +22,6 @@ import (
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/bundle"
-	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/journal"
 	"github.com/recast-sh/recast/internal/redact"
 	"github.com/recast-sh/recast/pipeline"
@@ -325,9 +324,12 @@ func (g *gathering) ourVMs(vms []cluster.VM) []bundledVM {
 }
 
 func (g *gathering) isOurs(vm cluster.VM) bool {
-	return g.Config.Proxmox.VMIDs.Contains(int(vm.ID)) || slices.ContainsFunc(g.Config.Nodes, func(n config.Node) bool {
-		return vm.Name == n.Name || vm.ID != 0 && (int(vm.ID) == n.VMID || int(vm.ID) == n.Holder)
-	})
+	for _, n := range g.Config.Nodes {
+		if vm.Name == n.Name || vm.ID != 0 && (int(vm.ID) == n.VMID || int(vm.ID) == n.Holder) {
+			return true
+		}
+	}
+	return g.Config.Proxmox.VMIDs.Contains(int(vm.ID))
 }
 
 func bundled(vm cluster.VM) bundledVM {
