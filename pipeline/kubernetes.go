@@ -154,12 +154,8 @@ func refusedPlan(p kubeupgrade.Plan) error {
 
 // hostOf is the host for the claim's VM: that of one of the nodes.
 func hostOf(o observe.Observation) string {
-	for _, f := range o.Found {
-		if host := f.Host(); host != "" {
-			return host
-		}
-	}
-	return ""
+	f, _ := cluster.Find(o.Found, func(f observe.Found) bool { return f.Host() != "" })
+	return f.Host()
 }
 
 func (w *work) carryUpgradeOut(ctx context.Context, plan kubeupgrade.Plan) error {
@@ -296,12 +292,8 @@ func removeBackups(c *config.Config, dir, taken string, keep int) (removed []str
 	if err != nil {
 		return nil, err
 	}
-	var names []string
-	for _, e := range entries {
-		if isBackup(c, e) && e.Name() != taken {
-			names = append(names, e.Name())
-		}
-	}
+	older := cluster.Where(entries, func(e os.DirEntry) bool { return isBackup(c, e) && e.Name() != taken })
+	names := cluster.Each(older, os.DirEntry.Name)
 	slices.Sort(names)
 	var problems []error
 	for _, name := range names[:max(0, len(names)-(keep-1))] {
@@ -346,7 +338,6 @@ type RestoreReport struct {
 	Afterwards   []string  `json:"afterwards,omitempty"` // what a person still has to do
 }
 
-// begunRestore identifies a restore that was started.
 type begunRestore struct {
 	UUID, SHA256 string
 	Bootstrapped time.Time // right before the request to Talos: etcd data is from then; zero: not yet
@@ -401,8 +392,9 @@ func Restore(ctx context.Context, p Project, m Machines, run *step.Runner, o Res
 // ReadSnapshot verifies a snapshot for a node, which must have been a member of that etcd.
 func ReadSnapshot(ctx context.Context, o RestoreOptions) (etcd.Snapshot, error) {
 	snap, err := etcd.ReadSnapshot(ctx, o.File, o.Copied)
+	_, local := errors.AsType[*fs.PathError](err)
 	switch {
-	case isLocal(err):
+	case local:
 		return snap, fault.As(fault.Config, err)
 	case err != nil:
 		return snap, fault.WithHint(fault.EtcdSnapshot.Refusedf("%s: %w", o.File, err), "use another one; --copied accepts a copy of member/snap/db, which has no checksum")
@@ -411,11 +403,6 @@ func ReadSnapshot(ctx context.Context, o RestoreOptions) (etcd.Snapshot, error) 
 			"is it a snapshot of another cluster? Its keys would not match this cluster's machines")
 	}
 	return snap, nil
-}
-
-func isLocal(err error) bool {
-	_, local := errors.AsType[*fs.PathError](err)
-	return local
 }
 
 // elsewhere warns about a snapshot that may be from another cluster: its member with the node's name had another

@@ -151,7 +151,6 @@ func drift(ctx context.Context, p Project, m Machines, lock schematics.Lock) (Dr
 	return res, o.Found, err
 }
 
-// count sums up the results of the nodes.
 func (r *DriftResult) count() {
 	r.Unread, r.Stale = 0, 0
 	for _, d := range r.Nodes {
@@ -273,7 +272,6 @@ type lockedFiles struct {
 	read   map[string]lockedRead // by reference and architecture
 }
 
-// lockedRead is the result of reading an image.
 type lockedRead struct {
 	files map[string]observe.LockedFile
 	err   error
@@ -336,7 +334,6 @@ func (l lockedFiles) extract(ctx context.Context, ref, arch string) (_ map[strin
 	return list, nil
 }
 
-// knownBuilds returns all builds of a lock.
 func knownBuilds(file string, present bool, lock schematics.Lock) []observe.KnownBuild {
 	var out []observe.KnownBuild
 	for _, name := range lock.Names() {
@@ -384,7 +381,6 @@ func Provenance(ctx context.Context, p Project, m Machines, r images.Puller, nod
 	return out, ctx.Err()
 }
 
-// compareOne compares the files of one node with those of a build.
 func compareOne(
 	ctx context.Context, m Machines, r images.Puller, t observe.FileTarget, b observe.KnownBuild, say func(string),
 ) (*observe.FileCheck, error) {
@@ -492,11 +488,6 @@ func (w *work) rehearsal() *planning.Rehearsal {
 		asked = new(len(w.o.Saved.Trials) > 0)
 	}
 	return rehearsal(w.Project, asked)
-}
-
-// needs returns the privileges that the plan's work needs.
-func (w *work) needs(inLease bool) survey.Needs {
-	return survey.NeedsOf(w.rep.Plan, inLease).With(survey.NeedsToRehearse(w.rep.Plan))
 }
 
 // Left is a scratch VM, useless after its run has ended.

@@ -289,7 +289,6 @@ func hasConfig(dir, node string, rec parking.Record) (bool, error) {
 	return found && err == nil, err
 }
 
-// pastBuilds returns the builds of past locks, by ID.
 func pastBuilds(p Project) (map[string]cluster.Build, error) {
 	h, err := schematics.ReadHistory(p.Locks().Dir)
 	if err != nil {
@@ -305,12 +304,10 @@ func pastBuilds(p Project) (map[string]cluster.Build, error) {
 	return builds, nil
 }
 
-// awaitTasks waits for Proxmox tasks of an earlier run of this cluster.
 func awaitTasks(ctx context.Context, p Project, px cluster.Tasks, vms []cluster.VM, say func(string)) error {
-	var nodes []cluster.Wanted
-	for _, n := range p.Config.Nodes {
-		nodes = append(nodes, cluster.Wanted{Name: n.Name, VMID: cluster.VMID(n.VMID), Holder: cluster.VMID(n.Holder)})
-	}
+	nodes := cluster.Each(p.Config.Nodes, func(n config.Node) cluster.Wanted {
+		return cluster.Wanted{Name: n.Name, VMID: cluster.VMID(n.VMID), Holder: cluster.VMID(n.Holder)}
+	})
 	of, err := exchange.TouchedBy(vms, p.Config.Cluster, nodes, func(id cluster.VMID) bool { return p.Config.Proxmox.VMIDs.Contains(int(id)) })
 	if err != nil {
 		return err

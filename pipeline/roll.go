@@ -16,6 +16,7 @@ import (
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/roll"
 	"github.com/recast-sh/recast/cluster/rolling"
+	"github.com/recast-sh/recast/cluster/survey"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/journal"
 	"github.com/recast-sh/recast/internal/step"
@@ -137,7 +138,6 @@ func (w *work) single(ctx context.Context, makePlan func([]cluster.Wanted, obser
 	})
 }
 
-// work is a running command that changes nodes.
 type work struct {
 	Project
 	machines    Machines
@@ -172,7 +172,7 @@ func newWork(p Project, m Machines, run *step.Runner, o RollOptions, command str
 
 // end runs do and the hooks after it, always releases the claim, completes the report and sends the last notice.
 func (w *work) end(ctx context.Context, do func() error) (Report, error) {
-	defer w.tally.listen(w.run)()
+	defer w.run.Listen(w.tally.see)()
 	err := w.hooksAfter(ctx, w.claim.judged(do()))
 	if w.claim.held != nil {
 		err = w.claim.judged(err)
@@ -294,7 +294,7 @@ func (w *work) ready(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := errors.Join(w.needs(inLease).Check(ctx, px), cluster.RequireQuorum(ctx, px)); err != nil {
+	if err := errors.Join(survey.NeedsOf(plan, inLease).With(survey.NeedsToRehearse(plan)).Check(ctx, px), cluster.RequireQuorum(ctx, px)); err != nil {
 		return err
 	}
 	if err := w.claim.leaseServes(inLease, plan); err != nil {

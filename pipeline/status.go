@@ -459,7 +459,6 @@ func (s scene) vmState(h Half) (VMState, string) {
 	return VMBlankSystem, "the same one, with a new system disk"
 }
 
-// locate finds a disk by its names in Proxmox.
 func (s scene) locate(d parking.ParkedDisk, dangling bool) DiskStatus {
 	now := s.rec.Locate(d, s.vm, s.park, dangling)
 	return DiskStatus{Disk: d.Key, System: d.System, Place: DiskPlace(now.Place), Volid: now.Volid, Where: now.Where}

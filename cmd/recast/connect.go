@@ -297,9 +297,5 @@ func webhooks(s *streams, p pipeline.Project, cl *closers) ([]checkup.Webhook, e
 	if c == nil || err != nil {
 		return nil, err
 	}
-	var out []checkup.Webhook
-	for _, state := range c.States() {
-		out = append(out, checkup.Webhook(state))
-	}
-	return out, nil
+	return cluster.Each(c.States(), func(state notify.State) checkup.Webhook { return checkup.Webhook(state) }), nil
 }

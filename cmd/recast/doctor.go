@@ -5,32 +5,42 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"html/template"
 	"io"
+	"net"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"runtime"
 	"sync"
 	"time"
 
+	"github.com/spf13/cobra"
+
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/observe"
+	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/internal/browser"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/holder"
 	"github.com/recast-sh/recast/internal/kube"
 	"github.com/recast-sh/recast/internal/live"
 	"github.com/recast-sh/recast/internal/pve"
 	"github.com/recast-sh/recast/internal/redact"
+	"github.com/recast-sh/recast/internal/report"
 	"github.com/recast-sh/recast/internal/savefile"
 	"github.com/recast-sh/recast/internal/talos"
 	"github.com/recast-sh/recast/internal/terraform"
 	"github.com/recast-sh/recast/internal/ui"
 	"github.com/recast-sh/recast/internal/watch"
+	"github.com/recast-sh/recast/internal/web"
+	"github.com/recast-sh/recast/internal/web/frame"
 	"github.com/recast-sh/recast/pipeline"
 	"github.com/recast-sh/recast/pipeline/adopt"
 	"github.com/recast-sh/recast/pipeline/checkup"
 	"github.com/recast-sh/recast/pipeline/configs"
+	"github.com/recast-sh/recast/pipeline/past"
 	"github.com/recast-sh/recast/pipeline/support"
-	"github.com/spf13/cobra"
 )
 
 func newDoctorCmd(s *streams, g *globals) *cobra.Command {
@@ -101,7 +111,6 @@ nodes[].vmid.`,
 	return c
 }
 
-// checkTerraform checks what a plan of Terraform would do to the nodes.
 func checkTerraform(ctx context.Context, s *streams, p pipeline.Project, file, out string) error {
 	doc, err := readTerraform(s, file)
 	if err != nil {
@@ -167,7 +176,6 @@ func doctorSources(s *streams, p pipeline.Project, cl *closers) checkup.Sources 
 	return src
 }
 
-// endpoints makes one client for each endpoint.
 func endpoints(s *streams, p pipeline.Project, cl *closers) []checkup.Endpoint {
 	var out []checkup.Endpoint
 	for _, url := range p.Config.Proxmox.Endpoints {
@@ -205,7 +213,6 @@ func (w *slow) say(s *streams, text string) {
 	})
 }
 
-// end stops further output.
 func (w *slow) end() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -245,37 +252,22 @@ request every two seconds on average. It needs a terminal.`,
 					return err
 				}
 			}
-			p, err := g.open()
-			if err != nil {
-				return err
-			}
-			var cl closers
-			defer cl.close()
-			px, src, err := statusSources(s, p, &cl)
-			if err != nil {
-				return err
-			}
-			if watch {
-				return watchStatus(c.Context(), s, p, px, src)
-			}
-			res, err := pipeline.Status(c.Context(), p, src)
-			if err != nil {
-				return err
-			}
-			return ui.WriteStatus(s.out, out, res)
+			return using(s, g, connectProxmox, func(p pipeline.Project, px *pve.Client, cl *closers) error {
+				src := statusFrom(s, p, px, cl)
+				if watch {
+					return watchStatus(c.Context(), s, p, px, src)
+				}
+				res, err := pipeline.Status(c.Context(), p, src)
+				if err != nil {
+					return err
+				}
+				return ui.WriteStatus(s.out, out, res)
+			})
 		},
 	}
 	outputFlag(c, &out, "text", "json")
 	c.Flags().BoolVarP(&watch, "watch", "w", false, "show the active run live, and then the next one")
 	return c
-}
-
-func statusSources(s *streams, p pipeline.Project, cl *closers) (*pve.Client, pipeline.StatusSources, error) {
-	px, err := connectProxmox(s, p, cl)
-	if err != nil {
-		return nil, pipeline.StatusSources{}, err
-	}
-	return px, statusFrom(s, p, px, cl), nil
 }
 
 func statusFrom(s *streams, p pipeline.Project, px *pve.Client, cl *closers) pipeline.StatusSources {
@@ -420,3 +412,138 @@ func secretsHere() []string {
 	}
 	return out
 }
+
+func newUICmd(s *streams, g *globals) *cobra.Command {
+	var listen string
+	var open bool
+	c := &cobra.Command{
+		Use: "ui", Short: "Look at nodes, plan, active run and history in a browser",
+		Long: `Serve pages on this machine that show what recast drift, plan, status, history and
+drift --explain know: the nodes and what differs, what a roll would do, the active run
+live, past runs with their reports, where the image of a node comes from. Errors have
+their hints and runbooks. It changes nothing, and the pages have no way to.
+
+A page is answered at once, from the last reading of the cluster, with its age; a button
+reads it again, in the background. A run that was started on this machine is followed in
+its log, others with what Proxmox knows.
+
+It listens on 127.0.0.1 only, and the URL that it prints has a token: nobody else on this
+machine sees the pages without it. From another machine: ssh -L 8090:127.0.0.1:8090 HOST,
+and recast ui --listen 127.0.0.1:8090 there. Ctrl-C ends it.`,
+		Example: `  recast ui
+  recast ui --open=false --listen 127.0.0.1:8090`,
+		Args: cobra.NoArgs,
+		RunE: func(c *cobra.Command, _ []string) error {
+			address, err := localAddress(listen)
+			if err != nil {
+				return err
+			}
+			p, err := g.open()
+			if err != nil {
+				return err
+			}
+			site, err := web.New(shownBy(s, g, p))
+			if err != nil {
+				return err
+			}
+			l, err := net.Listen("tcp", address.String())
+			if err != nil {
+				return fault.WithHint(fmt.Errorf("listen for a browser: %w", err), "--listen 127.0.0.1:0 takes any free port")
+			}
+			defer l.Close()
+			url := "http://" + l.Addr().String() + site.First()
+			if _, err := fmt.Fprintf(s.out, "%s\n", url); err != nil {
+				return err
+			}
+			s.say("only this URL opens the pages; Ctrl-C ends them")
+			ctx, end := context.WithCancel(c.Context())
+			var opening sync.WaitGroup
+			defer opening.Wait()
+			defer end()
+			if open && (browser.Here() || c.Flags().Changed("open")) {
+				opening.Go(func() { s.openPages(ctx, p, url) })
+			}
+			return site.Serve(ctx, l)
+		},
+	}
+	c.Flags().StringVar(&listen, "listen", "127.0.0.1:0", "`address` and port to listen on; port 0: any free one")
+	c.Flags().BoolVar(&open, "open", true, "open it in a browser, in a graphical session")
+	return c
+}
+
+func localAddress(text string) (netip.AddrPort, error) {
+	address, err := frame.Local(text)
+	if err == nil {
+		return address, nil
+	}
+	return address, fault.WithHint(errUsage{fmt.Errorf("--listen %w", err)}, "from another machine: ssh -L 8090:127.0.0.1:8090 HOST, and recast ui --listen 127.0.0.1:8090 there")
+}
+
+// shownBy opens the project anew for each reading: git may have moved on.
+func shownBy(s *streams, g *globals, p pipeline.Project) web.Options {
+	warned := map[string]bool{} // once each
+	return web.Options{
+		Version: version, Project: p, Past: thisProcess(), Log: logOf, Hide: redact.New(secretsHere()).Text,
+		Fetch: func(ctx context.Context) {
+			fetchRuns(ctx, s, p, 0, func(text string) {
+				if !warned[text] {
+					warned[text] = true
+					s.warn(text)
+				}
+			})
+		},
+		Report: func(w io.Writer, run past.Run) error { return report.Write(w, drawn(run)) },
+		Drift: func(ctx context.Context) (pipeline.DriftResult, error) {
+			return read(ctx, s, g, pipeline.Drift)
+		},
+		Plan: func(ctx context.Context) (planning.Plan, error) {
+			return read(ctx, s, g, func(ctx context.Context, p pipeline.Project, m pipeline.Machines) (planning.Plan, error) {
+				return pipeline.Plan(ctx, p, m, planning.Policy{}, nil)
+			})
+		},
+		Trace: func(ctx context.Context, node string) (observe.Provenance, error) {
+			return read(ctx, s, g, func(ctx context.Context, p pipeline.Project, m pipeline.Machines) (observe.Provenance, error) {
+				return pipeline.Provenance(ctx, p, m, nil, node, s.say)
+			})
+		},
+		Status: func(ctx context.Context) (res pipeline.StatusResult, err error) {
+			err = using(s, g, connectProxmox, func(p pipeline.Project, px *pve.Client, cl *closers) error {
+				res, err = pipeline.Status(ctx, p, statusFrom(s, p, px, cl))
+				return err
+			})
+			return res, err
+		},
+	}
+}
+
+func read[T any](ctx context.Context, s *streams, g *globals, f func(context.Context, pipeline.Project, pipeline.Machines) (T, error)) (res T, err error) {
+	err = g.withMachines(ctx, s, func(ctx context.Context, p pipeline.Project, m pipeline.Machines) error {
+		res, err = f(ctx, p, m)
+		return err
+	})
+	return res, err
+}
+
+// openPages opens a file that leads to the URL: if the URL were an argument of the browser,
+// every user of this machine could read its token. The file stays until ctx ends.
+func (s *streams) openPages(ctx context.Context, p pipeline.Project, url string) {
+	file := filepath.Join(p.State(), "ui.html")
+	page, err := template.New("ui.html").Parse(leadsTo)
+	if err == nil {
+		err = os.MkdirAll(p.State(), 0o700)
+	}
+	if err == nil {
+		err = savefile.Write(file, func(w io.Writer) error { return page.Execute(w, url) })
+	}
+	if err == nil {
+		err = browser.Show(ctx, browser.Opener(), file)
+	}
+	if err != nil {
+		fmt.Fprintf(s.err, "warning: %v; open the URL above by hand\n", err)
+	}
+	<-ctx.Done()
+	_ = os.Remove(file) // the token is of no use any more
+}
+
+const leadsTo = `<!DOCTYPE html><meta charset="utf-8"><title>recast ui</title><meta http-equiv="refresh" content="0; url={{.}}"><a href="{{.}}">recast ui</a>
+`

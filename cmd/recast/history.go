@@ -166,7 +166,6 @@ func drawn(run past.Run) report.Run {
 	return report.Run{Past: run, Story: log, Now: time.Now(), Version: version, Hide: redact.New(secretsHere()).Text}
 }
 
-// savePage writes the report of a run to a file. It creates the directory if needed.
 func savePage(file string, run past.Run) error {
 	err := os.MkdirAll(filepath.Dir(file), 0o700)
 	if err == nil {
@@ -289,7 +288,6 @@ func shareRuns(ctx context.Context, s *streams, p pipeline.Project, cl *closers)
 	}
 }
 
-// follow copies runs until ctx ends.
 func (h *sharer) follow(ctx context.Context) {
 	for wait := shareSoon; ; {
 		select {
@@ -313,7 +311,6 @@ func (h *sharer) begun() []string {
 	return slices.Clone(h.runs)
 }
 
-// errForAnyone says why a run is not shared.
 var errForAnyone = errors.New("anyone on the internet can read the mirror: history.share in recast.yaml can be always, or never, which silences this")
 
 func (h *sharer) share(ctx context.Context) error {
@@ -342,7 +339,6 @@ func (h *sharer) share(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// last makes the last copy, and warns if that fails.
 func (h *sharer) last(ctx context.Context, s *streams) {
 	if len(h.begun()) == 0 {
 		return

@@ -349,7 +349,6 @@ func (n *newFlags) check(c *cobra.Command, fresh bool) error {
 	return nil
 }
 
-// runNew writes the files of a new cluster.
 func (f *initFlags) runNew(ctx context.Context, s *streams) error {
 	if err := setup.VacantNew(f.Dir, f.Force); err != nil {
 		return err

@@ -141,7 +141,6 @@ const (
 	progressJSON  = "json"
 )
 
-// setProgress stores the command that runs, and how its steps are shown.
 func (s *streams) setProgress(command, progress string) error {
 	switch progress {
 	case progressAuto, progressLive, progressPlain, progressJSON:
@@ -150,7 +149,7 @@ func (s *streams) setProgress(command, progress string) error {
 	}
 	s.command, s.progress = command, progress
 	if progress == progressJSON {
-		s.lines = live.NewLines(s.err.beneath())
+		s.lines = live.NewLines(unchanged{s.err, s.err.put})
 		s.err.to(func(p []byte) bool {
 			_, _ = s.lines.Write(p) // never fails
 			return true
@@ -230,7 +229,6 @@ func (t *stepDisplay) hold() (goOn func()) {
 	return t.view.Resume
 }
 
-// plan sets the plan that the display shows.
 func (t *stepDisplay) plan(p planning.Plan) {
 	if t.view != nil {
 		t.view.Plan(p)
@@ -288,9 +286,6 @@ func (c *console) Write(p []byte) (int, error) {
 // Clean is the console for text that is safe already; it may have colours.
 func (c *console) Clean() io.Writer { return unchanged{c, c.write} }
 
-// beneath is the console for text that is passed to no live view or JSON output.
-func (c *console) beneath() io.Writer { return unchanged{c, c.put} }
-
 // unchanged is the console, with its Fd, for text to be written unchanged.
 type unchanged struct {
 	*console
@@ -334,13 +329,6 @@ func (c *console) buffer() {
 func (c *console) flush() {
 	if p := c.pumped(); p != nil {
 		p.Flush()
-	}
-}
-
-// drain waits until everything is written or ctx ends: a stalled reader may continue.
-func (c *console) drain(ctx context.Context) {
-	if p := c.pumped(); p != nil {
-		p.Drain(ctx)
 	}
 }
 
@@ -435,13 +423,6 @@ func typed(c *cobra.Command, more ...string) string {
 	return strings.Join(out, " ")
 }
 
-// forgetTyped drops input that was typed before the question was printed.
-func forgetTyped(in io.Reader) {
-	if file, ok := in.(*os.File); ok {
-		_ = dropInput(int(file.Fd())) // fails if it is not a terminal
-	}
-}
-
 // confirm asks on a terminal, and refuses to guess without one.
 func confirm(ctx context.Context, s *streams, q question, yes bool) (bool, error) {
 	if yes {
@@ -450,7 +431,9 @@ func confirm(ctx context.Context, s *streams, q question, yes bool) (bool, error
 	if err := s.mayAsk(q); err != nil {
 		return false, err
 	}
-	forgetTyped(s.in)
+	if file, ok := s.in.(*os.File); ok { // drop what was typed before the question
+		_ = dropInput(int(file.Fd())) // fails if it is not a terminal
+	}
 	fmt.Fprintf(s.err, "%s Only \"yes\" continues: ", q.text)
 	s.err.flush()
 	answer, err := readLine(ctx, bufio.NewReader(s.in))
@@ -515,9 +498,10 @@ func (a *asker) ask(ctx context.Context, q setup.Question) (string, error) {
 		if q.Default != "" {
 			fmt.Fprintf(a.s.err, "[%s] ", q.Default)
 		}
-		answer, err := a.line(ctx)
-		if err != nil {
-			return "", err
+		answer, err := readLine(ctx, a.lines)
+		if err != nil { // also at the end of input
+			fmt.Fprintln(a.s.err) // the question has no end of line yet
+			return "", errNoAnswer
 		}
 		answer = cmp.Or(answer, q.Default)
 		if wrong := invalid(q, answer); wrong != "" {
@@ -541,14 +525,4 @@ func invalid(q setup.Question, answer string) string {
 		}
 	}
 	return ""
-}
-
-// line reads a line. It returns errNoAnswer at the end of input and on Ctrl-C.
-func (a *asker) line(ctx context.Context) (string, error) {
-	text, err := readLine(ctx, a.lines)
-	if err != nil {
-		fmt.Fprintln(a.s.err) // the question has no end of line yet
-		return "", errNoAnswer
-	}
-	return text, nil
 }

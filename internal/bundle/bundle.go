@@ -100,7 +100,6 @@ func (b *Bundle) Write(w io.Writer) error {
 	return errors.Join(archive.Close(), zipped.Close())
 }
 
-// indented encodes v as JSON for people to read.
 func indented(v any) ([]byte, error) {
 	var out bytes.Buffer
 	e := json.NewEncoder(&out)

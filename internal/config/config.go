@@ -10,14 +10,21 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
+	"net/netip"
+	"net/url"
 	"os"
 	"path/filepath"
 	"reflect"
+	"slices"
+	"strconv"
 	"strings"
 	"unicode/utf8"
 
-	"github.com/recast-sh/recast/internal/fault"
 	"go.yaml.in/yaml/v4"
+
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/words"
 )
 
 // Version is the format of recast.yaml that this package reads.
@@ -334,9 +341,7 @@ func nearest(places map[string]place, path string) place {
 }
 
 // parent cuts the last key or index off a path; the parent of a top-level key is "".
-func parent(path string) string {
-	return path[:max(strings.LastIndexAny(path, ".["), 0)]
-}
+func parent(path string) string { return path[:max(strings.LastIndexAny(path, ".["), 0)] }
 
 // maxSize is the largest configuration file; a hundred nodes take less than 20 kB.
 const maxSize = 1 << 20
@@ -461,7 +466,6 @@ func firstInvalid(data []byte) int {
 	return -1
 }
 
-// syntax reports an error of the YAML parser.
 func (r *report) syntax(err error, data []byte) {
 	at, message := place{1, 1}, err.Error()
 	if e, ok := errors.AsType[*yaml.LoadError](err); ok {
@@ -499,4 +503,462 @@ func (r *report) supported(root *yaml.Node) bool {
 		return false
 	}
 	return true
+}
+
+// Surge is how many surge nodes serve while workers are taken out: a number, or a percentage of all
+// workers. The zero value is none.
+type Surge Share
+
+// Of returns the number of surge nodes for that many workers. A percentage is rounded up: it promises capacity.
+func (s Surge) Of(workers int) int {
+	if s.Percent > 0 {
+		return max(1, (workers*s.Percent+99)/100)
+	}
+	return s.Count
+}
+
+// UnmarshalText reads a number from 0, or a percentage from 1% to 100%.
+func (s *Surge) UnmarshalText(text []byte) error {
+	if string(text) == "0" {
+		*s = Surge{}
+		return nil
+	}
+	return (*Share)(s).UnmarshalText(text)
+}
+
+// MarshalYAML writes a count as a number, so that it needs no quotes.
+func (s Surge) MarshalYAML() (any, error) { return Share(s).MarshalYAML() }
+
+func (s Surge) String() string { return Share(s).String() }
+
+// IsSurge says whether a node is there only during a roll.
+func (c *Config) IsSurge(node string) bool {
+	return slices.ContainsFunc(c.Nodes, func(n Node) bool { return n.Surge && n.Name == node })
+}
+
+func (k checker) surge() {
+	nodes := 0
+	for i, n := range k.c.Nodes {
+		if !n.Surge {
+			continue
+		}
+		nodes++
+		k.surgeNode(nodePath(i, "surge"), n)
+	}
+	if r := k.c.Roll.Surge; r.Of(1) > 0 && nodes == 0 || r.Count > nodes {
+		k.add("roll.surge", "%s asks for more nodes than have surge: true, which are %d (line %d): add a worker with surge: true, a class and a host, or lower it", r, nodes, k.line("nodes"))
+	}
+}
+
+// surgeNode refuses settings that a surge node can't have: its VM is made from nothing, and its disks are freed when
+// the node is removed.
+func (k checker) surgeNode(path string, n Node) {
+	var lacks, other []string
+	if n.Class == "" {
+		lacks = append(lacks, "class")
+	}
+	if n.Host == "" {
+		lacks = append(lacks, "host")
+	}
+	system := false
+	for _, d := range k.c.ShapeOf(n).Disks {
+		if !d.IsSystem() && d.Slot != n.SystemDisk.Slot {
+			other = append(other, d.Slot)
+		} else if d.Storage != nil && (d.Size != nil || n.SystemDisk.SizeGiB > 0) {
+			system = true
+		}
+	}
+	if n.Class != "" && !system {
+		lacks = append(lacks, "a disk with system: true, storage and size in its class")
+	}
+	if len(lacks) > 0 {
+		k.add(path, "%s is made by a roll, and lacks %s", quote(n.Name), strings.Join(lacks, ", "))
+	}
+	if len(other) > 0 {
+		k.add(path, "%s has more than a system disk (%s): what is on that would be lost when the node is removed: give it a class without", quote(n.Name), strings.Join(other, ", "))
+	}
+	if n.Holder != 0 {
+		k.add(path, "%s has a holder, whose disks are persistent: a surge node has only a system disk", quote(n.Name))
+	}
+}
+
+// Canary says whether one node is rolled before any other, and which.
+type Canary struct {
+	On   bool
+	Node string // "": recast chooses
+}
+
+// UnmarshalText reads true, false or the name of a node.
+func (c *Canary) UnmarshalText(text []byte) error {
+	switch s := string(text); s {
+	case "true", "false":
+		*c = Canary{On: s == "true"}
+	default:
+		*c = Canary{On: true, Node: s}
+	}
+	return nil
+}
+
+// MarshalYAML writes what UnmarshalText reads.
+func (c Canary) MarshalYAML() (any, error) {
+	if c.Node != "" {
+		return c.Node, nil
+	}
+	return c.On, nil
+}
+
+// Share is a number of nodes, or a percentage of all of them: 2, or 20%.
+type Share struct {
+	Count   int // 0: use Percent
+	Percent int
+}
+
+// Of returns the share of that many nodes. A percentage is rounded down, but to at least one node: with a limit of 0,
+// a roll would never end.
+func (s Share) Of(nodes int) int {
+	if s.Percent > 0 {
+		return max(nodes*s.Percent/100, 1)
+	}
+	return s.Count
+}
+
+// UnmarshalText reads a number from 1, or a percentage from 1% to 100%.
+func (s *Share) UnmarshalText(text []byte) error {
+	digits, percent := strings.CutSuffix(string(text), "%")
+	n, err := strconv.Atoi(digits)
+	switch {
+	case err != nil || strconv.Itoa(n) != digits:
+		return fmt.Errorf("%s is neither a number nor a percentage: write it like 2 or 20%%", quote(string(text)))
+	case n < 1:
+		return errors.New("must be at least 1")
+	case percent && n > 100:
+		return fmt.Errorf("%s is more than all of them: 100%% is the most", quote(string(text)))
+	case percent:
+		*s = Share{Percent: n}
+	default:
+		*s = Share{Count: n}
+	}
+	return nil
+}
+
+// MarshalYAML writes a count as a number, so that it needs no quotes.
+func (s Share) MarshalYAML() (any, error) {
+	if s.Percent > 0 {
+		return s.String(), nil
+	}
+	return s.Count, nil
+}
+
+func (s Share) String() string {
+	if s.Percent > 0 {
+		return strconv.Itoa(s.Percent) + "%"
+	}
+	return strconv.Itoa(s.Count)
+}
+
+// Storage says at which storage systems of the cluster a roll looks.
+type Storage struct {
+	Longhorn string `yaml:"longhorn" jsonschema:"enum=on,enum=off"`
+	Ceph     string `yaml:"ceph" jsonschema:"enum=on,enum=off"`
+	LINSTOR  string `yaml:"linstor" jsonschema:"enum=on,enum=off"`
+	Mayastor string `yaml:"mayastor" jsonschema:"enum=on,enum=off"`
+}
+
+// switches are the values for one system, or for all.
+var switches = []string{"on", "off"}
+
+// UnmarshalText reads the short form, which applies to all systems.
+func (s *Storage) UnmarshalText(text []byte) error {
+	word := string(text)
+	if !slices.Contains(switches, word) {
+		return fmt.Errorf("%s is not one of %s, or a section such as {linstor: off}%s", quote(word), strings.Join(switches, ", "), words.DidYouMean(word, switches))
+	}
+	*s = Storage{word, word, word, word}
+	return nil
+}
+
+// MarshalYAML writes the short form if all systems have the same value.
+func (s Storage) MarshalYAML() (any, error) {
+	if s == (Storage{s.Longhorn, s.Longhorn, s.Longhorn, s.Longhorn}) {
+		return s.Longhorn, nil
+	}
+	type section Storage
+	return section(s), nil
+}
+
+// Off lists the keys of the systems at which a roll does not look.
+func (s Storage) Off() []string {
+	var off []string
+	for _, system := range []struct{ key, word string }{{"longhorn", s.Longhorn}, {"ceph", s.Ceph}, {"linstor", s.LINSTOR}, {"mayastor", s.Mayastor}} {
+		if system.word == "off" {
+			off = append(off, system.key)
+		}
+	}
+	return off
+}
+
+func (k checker) rehearse() {
+	r := k.c.Roll.Rehearse
+	const list, gateway = "roll.rehearse.addresses", "roll.rehearse.gateway"
+	var prefixes []netip.Prefix
+	for i, a := range r.Addresses {
+		path := fmt.Sprintf("%s[%d]", list, i)
+		prefix, err := netip.ParsePrefix(a)
+		switch {
+		case err != nil || !prefix.Addr().Is4():
+			k.add(path, "%s is not an IPv4 address with the length of its network's prefix: write it like 192.0.2.250/24", quote(a))
+			continue
+		case prefix.Bits() > 30 || prefix.Addr() == prefix.Masked().Addr() || !prefix.Contains(prefix.Addr().Next()):
+			k.add(path, "%s is not the address of one machine in a network of several", quote(a))
+		}
+		if first := slices.IndexFunc(prefixes, func(p netip.Prefix) bool { return p.Addr() == prefix.Addr() }); first >= 0 {
+			k.add(path, "%s is listed already", quote(a))
+		}
+		if other := k.has(prefix.Addr()); other != "" {
+			k.add(path, "%s is the address of %s (line %d): choose an unused one", quote(a), other, k.line(other))
+		}
+		prefixes = append(prefixes, prefix)
+	}
+	if !k.given(gateway) {
+		return
+	}
+	addr, err := netip.ParseAddr(r.Gateway)
+	switch {
+	case err != nil || !addr.Is4():
+		k.add(gateway, "%s is not an IPv4 address: write it like 192.0.2.1", quote(r.Gateway))
+	case slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Addr() == addr }):
+		k.add(gateway, "%s is one of the addresses: scratch VMs would take it from the gateway", quote(r.Gateway))
+	case !slices.ContainsFunc(prefixes, func(p netip.Prefix) bool { return p.Contains(addr) }):
+		k.add(gateway, "%s is in no network of the addresses", quote(r.Gateway))
+	}
+}
+
+// has returns the key of the configuration that has this address; "" if there is none. Addresses of nodes and
+// endpoints of the talosconfig are checked later, when a scratch VM is planned.
+func (k checker) has(addr netip.Addr) string {
+	named := map[string]string{
+		"images.factory": k.c.Images.Factory, "images.extensions": k.c.Images.Extensions, "images.mirror": k.c.Images.Mirror,
+	}
+	for i, e := range k.c.Proxmox.Endpoints {
+		named[fmt.Sprintf("proxmox.endpoints[%d]", i)] = e
+	}
+	for _, key := range slices.Sorted(maps.Keys(named)) {
+		if is, err := netip.ParseAddr(hostOf(named[key])); err == nil && is == addr {
+			return key
+		}
+	}
+	return ""
+}
+
+// hostOf returns the host in a URL, or in a reference to an image, which has no scheme.
+func hostOf(s string) string {
+	if !strings.Contains(s, "://") {
+		s = "//" + s
+	}
+	u, err := url.Parse(s)
+	if err != nil {
+		return ""
+	}
+	return u.Hostname()
+}
+
+// ImageRef names an image on a registry: "ghcr.io/acme/frr:1.7.15@sha256:…". It
+// has a tag, a digest or both.
+type ImageRef struct {
+	Repository string // "ghcr.io/acme/frr"
+	Tag        string // "1.7.15"
+	Digest     string // "sha256:…"
+}
+
+const (
+	imageTag    = `[A-Za-z0-9_][-A-Za-z0-9_.]{0,127}`
+	imageDigest = `sha256:[0-9a-f]{64}`
+
+	// maxRepository is the limit of registries: see reference.RepositoryNameTotalLengthMax.
+	maxRepository = 255
+)
+
+// UnmarshalText reads a reference. Its errors never show the text: people put credentials in front of a registry's
+// name.
+func (r *ImageRef) UnmarshalText(text []byte) error {
+	named, digest, digested := strings.Cut(string(text), "@")
+	repository, tag, tagged := named, "", false
+	if colon := strings.LastIndexByte(named, ':'); colon > strings.LastIndexByte(named, '/') {
+		repository, tag, tagged = named[:colon], named[colon+1:], true
+	}
+	switch {
+	case !matches(repository, registryHost+repositoryPath) || len(repository) > maxRepository:
+		return errors.New("is not an image reference: write it like ghcr.io/acme/frr:1.7.15@sha256:…, with the registry's name, in lower case, without scheme and user")
+	case tagged && !matches(tag, imageTag):
+		return errors.New("its tag is invalid: use letters, digits, '-', '_' and '.', at most 128")
+	case digested && !matches(digest, imageDigest):
+		return errors.New("its digest is invalid: use sha256: and 64 hex digits, as `docker buildx imagetools inspect` or `crane digest` shows it")
+	case !tagged && !digested:
+		return errors.New("has no tag and no digest: add a tag, such as :1.7.15, a digest, @sha256:…, or both")
+	}
+	*r = ImageRef{Repository: repository, Tag: tag, Digest: digest}
+	return nil
+}
+
+// MarshalYAML writes the reference in the form that UnmarshalText reads.
+func (r ImageRef) MarshalYAML() (any, error) { return r.String(), nil }
+
+func (r ImageRef) String() string {
+	s := r.Repository
+	if r.Tag != "" {
+		s += ":" + r.Tag
+	}
+	if r.Digest != "" {
+		s += "@" + r.Digest
+	}
+	return s
+}
+
+const (
+	BuilderAuto    = "auto"
+	BuilderFactory = "factory"
+	BuilderImager  = "imager"
+)
+
+const (
+	BootISO  = "iso"
+	BootDisk = "disk"
+	BootAuto = "auto"
+)
+
+// BuilderOf returns the builder of a schematic's images: BuilderFactory or BuilderImager.
+func (im Images) BuilderOf(s Schematic) string {
+	if im.Builder == BuilderImager || im.Builder == BuilderAuto && len(s.Extensions) > 0 {
+		return BuilderImager
+	}
+	return BuilderFactory
+}
+
+// An image repository is a path on a registry. Docker and the nodes take a first part without dot and port as a path
+// on docker.io: see reference.ParseNormalizedNamed.
+const (
+	repositoryPath = `(/[a-z0-9]+([-._]+[a-z0-9]+)*)+`
+	hostLabel      = `[A-Za-z0-9]([-A-Za-z0-9]*[A-Za-z0-9])?`
+	registryHost   = `(localhost|` + hostLabel + `(\.` + hostLabel + `)+|` + hostLabel + `(\.` + hostLabel + `)*:[0-9]+)`
+)
+
+func (k checker) images() {
+	im := k.c.Images
+	if k.given("images.factory") {
+		k.url("images.factory", im.Factory, "https", "http")
+	}
+	// The message does not show the value: people put credentials in front of a registry's name.
+	if !matches(im.Extensions, `[A-Za-z0-9][-A-Za-z0-9.]*(:[0-9]+)?`+repositoryPath) {
+		k.add("images.extensions", "is not a registry and organization: write it like ghcr.io/siderolabs, without scheme and tag")
+	}
+	if k.given("images.mirror") && !matches(im.Mirror, registryHost+repositoryPath) {
+		k.add("images.mirror", "is not a repository: write it like ghcr.io/acme/talos, in lower case, without scheme, user, tag and digest")
+	}
+	if k.c.History.Share == ShareAlways && im.Mirror == "" {
+		k.add("history.share", "always needs images.mirror, where runs are kept: set it")
+	}
+	k.imager()
+	k.notEmpty("images.caFile", im.CAFile)
+	k.notEmpty("images.signingKey", im.SigningKey)
+	if k.given("images.signingKey") && im.Signature == "off" {
+		k.add("images.signingKey", "is not used while images.signature is off (line %d): remove one of them", k.line("images.signature"))
+	}
+	k.storages("images.iso.storage", im.ISO.Storage, "iso")
+	k.disk()
+}
+
+// disk checks that images.disk is given exactly if something boots disk images.
+func (k checker) disk() {
+	const section, list = "images.disk", "images.disk.storage"
+	im := k.c.Images
+	switch {
+	case im.Boot == BootISO && k.given(section):
+		k.add(section, "is not used while images.boot is iso: set images.boot to disk or auto, or remove it")
+	case im.Boot != BootISO && !k.given(list) && !k.bad[section] && !k.bad["images.boot"]:
+		k.add("images.boot", "%s needs images.disk.storage: name a Proxmox storage with content type import", im.Boot)
+	}
+	k.storages(list, im.Disk.Storage, "import")
+}
+
+// storages checks a list of Proxmox storages; content is the content type that they need.
+func (k checker) storages(list string, names []string, content string) {
+	if k.given(list) && len(names) == 0 {
+		k.add(list, "is empty: name a Proxmox storage with content type %s", content)
+	}
+	for i, s := range names {
+		path := fmt.Sprintf("%s[%d]", list, i)
+		k.pattern(path, s, `[A-Za-z]([-A-Za-z0-9_.]*[A-Za-z0-9])?`, "name of a Proxmox storage")
+	}
+	k.names(list, "of a Proxmox storage", names)
+}
+
+func (k checker) imager() {
+	im := k.c.Images
+	if !matches(im.Imager.Image, registryHost+repositoryPath) {
+		k.add("images.imager.image", "is not a repository: write it like ghcr.io/siderolabs/imager, without scheme, tag and digest")
+	}
+	const command = "images.imager.command"
+	if k.given(command) && len(im.Imager.Command) == 0 {
+		k.add(command, "is empty: name a program or remove it")
+	}
+	if k.given("images.imager.env") && !k.given(command) {
+		k.add("images.imager.env", "is for images.imager.command, which is not given")
+	}
+	k.env("images.imager", im.Imager.Env)
+	if k.given(command) && k.given("images.imager.image") {
+		k.add(command, "image is given too (line %d): keep one of them", k.line("images.imager.image"))
+	}
+	for i, arg := range im.Imager.Command {
+		if arg == "" {
+			k.add(fmt.Sprintf("%s[%d]", command, i), "is empty: give it a value or remove it")
+		}
+	}
+	if im.Builder == BuilderImager {
+		k.builtHere("images.builder", "imager")
+	}
+}
+
+// builtHere checks settings that the imager needs. path and what name the setting that selects the imager.
+func (k checker) builtHere(path, what string) {
+	if !k.given("images.mirror") {
+		k.add(path, "%s needs images.mirror: what the imager builds is not on an Image Factory, so nodes pull its installer from your repository, such as ghcr.io/acme/talos", what)
+	}
+	if k.c.Images.SecureBoot {
+		k.add(path, "%s is not possible with images.secureBoot (line %d): the imager has no key to sign with, only the Image Factory has", what, k.line("images.secureBoot"))
+	}
+}
+
+func (k checker) schematics() {
+	if k.given("schematics") && len(k.c.Schematics) == 0 {
+		k.add("schematics", "is empty: name at least one schematic")
+	}
+	for name, s := range k.c.Schematics {
+		path := spot{path: "schematics"}.key(name).path
+		k.pattern(path, name, `[A-Za-z0-9]([-A-Za-z0-9_]{0,61}[A-Za-z0-9])?`, "name of a schematic: letters, digits, '-' and '_'")
+		if file := path + ".file"; s.File == "" && !k.bad[file] {
+			k.add(path, "is empty: name its file")
+		}
+		k.extensions(path+".extensions", s)
+	}
+}
+
+func (k checker) extensions(path string, s Schematic) {
+	if !k.given(path) || k.bad[path] {
+		return
+	}
+	if len(s.Extensions) == 0 {
+		k.add(path, "is empty: name an image or remove it")
+		return
+	}
+	for i, e := range s.Extensions {
+		same := func(other ImageRef) bool { return other.Repository == e.Repository }
+		if first := slices.IndexFunc(s.Extensions, same); first < i && e.Repository != "" {
+			k.add(fmt.Sprintf("%s[%d]", path, i), "%s is listed already (line %d)", quote(e.Repository), k.line(fmt.Sprintf("%s[%d]", path, first)))
+		}
+	}
+	if k.c.Images.Builder == BuilderFactory {
+		k.add(path, "an Image Factory builds official extensions only, and images.builder is factory (line %d): use auto or imager", k.line("images.builder"))
+		return
+	}
+	k.builtHere(path, "your own extension")
 }

@@ -38,7 +38,6 @@ nodes:
     schematic: default
 `
 
-// want is the configuration of small, with every default.
 func want() *config.Config {
 	return &config.Config{
 		Version: 1, Cluster: "home", Dir: "/etc/recast",
@@ -153,7 +152,6 @@ func TestParse(t *testing.T) {
 	})
 }
 
-// change returns small with the first old replaced by what replaces it.
 func change(old, by string) string { return strings.Replace(small, old, by, 1) }
 
 func TestExampleIsRight(t *testing.T) {

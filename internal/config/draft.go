@@ -134,7 +134,6 @@ func scalar(s string) string {
 	return strings.TrimSpace(string(b))
 }
 
-// flow returns a YAML list on one line.
 func flow(list []string) string {
 	var out []string
 	for _, s := range list {
@@ -321,7 +320,6 @@ type DraftClass struct {
 	Data      *DiskSize // nil: no data disk
 }
 
-// defaults returns the configuration of an empty file.
 func defaults() Config {
 	return Config{
 		Images: Images{

@@ -52,7 +52,6 @@ func TestSchemaDescribesEveryKey(t *testing.T) {
 	}
 }
 
-// schema reflects Config as a JSON Schema with the defaults filled in.
 func schema(t *testing.T) *jsonschema.Schema {
 	t.Helper()
 	r := &jsonschema.Reflector{
@@ -91,7 +90,6 @@ func fill(root, section *jsonschema.Schema, values map[string]any) {
 	}
 }
 
-// textSchema describes the types that read themselves from text.
 func textSchema(t reflect.Type) *jsonschema.Schema {
 	switch t {
 	case reflect.TypeFor[Duration]():

@@ -161,7 +161,6 @@ func TestBuilderOf(t *testing.T) {
 	must.Equal(t, "builders of a plain schematic and of one with its own extension,", want, got)
 }
 
-// withExtensions is small with extension images, in a file with a mirror.
 func withExtensions(list string) string {
 	return strings.Replace(withImages("mirror: ghcr.io/acme/talos"), "default: base.yaml", "default: {file: base.yaml, extensions: "+list+"}", 1)
 }
@@ -257,7 +256,6 @@ func imageParseCases(home map[string]string) map[string]parseCase {
 	}
 }
 
-// surgeCases are problems of the node s1 and of roll.surge.
 func surgeCases() map[string]problemCase {
 	const system = "{slot: scsi0, storage: fast, size: 10G, system: true}"
 	file := func(node, disks, roll string) string {

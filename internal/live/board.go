@@ -64,9 +64,7 @@ type node struct {
 	over bool // the run ended before its turn
 }
 
-func NewBoard(title string, began time.Time) *Board {
-	return &Board{title: title, began: began}
-}
+func NewBoard(title string, began time.Time) *Board { return &Board{title: title, began: began} }
 
 // Plan replaces the board's content by a plan that begins at that time.
 func (b *Board) Plan(at time.Time, plan planning.Plan) {
@@ -132,15 +130,13 @@ func (b *Board) node(phase planning.Phase, name string) *node {
 }
 
 func (n *node) strategy() string { return cmp.Or(n.turn.Strategy(), n.planned) }
-
-func (n *node) begun() bool { return !n.turn.Began.IsZero() && n.turn.Status != notStarted }
+func (n *node) begun() bool      { return !n.turn.Began.IsZero() && n.turn.Status != notStarted }
 
 // isAway says whether the node is down; its turn goes on.
 func (n *node) isAway() bool {
 	return !n.turn.AwayFrom.IsZero() && n.turn.AwayTo.IsZero() && n.turn.Ended.IsZero()
 }
 
-// text says how the node's turn ended, or which step has failed.
 func (n *node) text() string {
 	cause := n.turn.Failure
 	if cause == nil || n.turn.Text != "" {
@@ -162,7 +158,6 @@ func (n *node) current() *story.Stage {
 	return nil
 }
 
-// text is the latest note of a step, or how it ended.
 func text(s *story.Stage) string {
 	switch {
 	case s.Ended.IsZero():
@@ -215,9 +210,7 @@ type (
 	endMsg  struct{} // the last frame was drawn
 )
 
-func tick() tea.Cmd {
-	return tea.Tick(frameInterval, func(time.Time) tea.Msg { return tickMsg{} })
-}
+func tick() tea.Cmd { return tea.Tick(frameInterval, func(time.Time) tea.Msg { return tickMsg{} }) }
 
 func (m *model) Init() tea.Cmd { return tick() }
 
@@ -437,7 +430,6 @@ func (f *Follower) take(b *Board, file io.ReaderAt, size int64) error {
 	}
 }
 
-// logged adds one line of a log.
 func (b *Board) logged(text []byte) {
 	l, ok := story.Parse(text)
 	if ok && l.Msg == "command" && l.Status == step.Started.String() {
@@ -491,10 +483,8 @@ func pad(s string, width int) string {
 	return s + strings.Repeat(" ", max(0, width-ansi.StringWidth(s)))
 }
 
-// took is a duration to the second.
 func took(d time.Duration) string { return max(0, d).Round(time.Second).String() }
 
-// about is an estimated duration.
 func about(d time.Duration) string {
 	switch {
 	case d < 90*time.Second:
@@ -506,7 +496,6 @@ func about(d time.Duration) string {
 	return fmt.Sprintf("about %dh%dm", int(d.Hours()), int(d.Minutes())%60)
 }
 
-// barCells is the width of a transfer's bar.
 const barCells = 20
 
 func bar(done, total int64) string {
@@ -514,7 +503,6 @@ func bar(done, total int64) string {
 	return "[" + strings.Repeat("█", full) + strings.Repeat("░", barCells-full) + "]"
 }
 
-// names lists at most few names and counts the rest.
 func names(of []string, few int) string {
 	last := ""
 	switch {

@@ -29,7 +29,6 @@ var update = flag.Bool("update", false, "write the golden files")
 // runs are those that recast did in the lab, and their reports.
 const runs = "../../testdata/runs"
 
-// fixed is one of runs.
 func fixed(t *testing.T, name string) report.Run {
 	t.Helper()
 	dir := t.TempDir()
@@ -199,10 +198,8 @@ func TestNext(t *testing.T) {
 		r.Past.Result = c.result
 		_, page, _ := strings.Cut(draw(t, r), `<h2 id="next">`)
 		page, _, _ = strings.Cut(page, "</section>")
-		var got []string
-		for _, item := range regexp.MustCompile(`<li>(.*)</li>`).FindAllStringSubmatch(page, -1) {
-			got = append(got, item[1])
-		}
+		items := regexp.MustCompile(`<li>(.*)</li>`).FindAllStringSubmatch(page, -1)
+		got := cluster.Each(items, func(item []string) string { return item[1] })
 		must.Equal(t, name, c.want, got)
 	}
 }
@@ -240,10 +237,9 @@ func TestActiveSteps(t *testing.T) {
 	} {
 		r.Past.Result = result
 		page := draw(t, r)
-		var got []string
-		for _, text := range []string{"cut off", ">goes on<", ", goes on<", "goes on;"} {
-			got = append(got, fmt.Sprint(text, " ", strings.Count(page, text)))
-		}
+		got := cluster.Each([]string{"cut off", ">goes on<", ", goes on<", "goes on;"}, func(text string) string {
+			return fmt.Sprint(text, " ", strings.Count(page, text))
+		})
 		must.Equal(t, result, want, strings.Join(got, ", "))
 	}
 }

@@ -52,7 +52,6 @@ type power struct {
 	judge map[string]func(c change) bool
 }
 
-// change is an update of one resource.
 type change struct {
 	kind          string
 	before, after values
@@ -153,7 +152,6 @@ func (d *Document) Makes(vmid int, name string) bool {
 	})
 }
 
-// vm returns the VM that the change is about.
 func (c change) vm(address string) (VM, error) {
 	if isVM(c.kind) {
 		return vmOf(address, c.kind, c.before)
@@ -170,7 +168,6 @@ func (c change) changed(key string) bool {
 	return anywhere(c.unknown[key]) || !reflect.DeepEqual(c.before[key], c.after[key]) && !(zero(c.before[key]) && zero(c.after[key]))
 }
 
-// keys returns all attributes, sorted.
 func (c change) keys() []string {
 	keys := slices.Concat(slices.Collect(maps.Keys(c.before)), slices.Collect(maps.Keys(c.after)), slices.Collect(maps.Keys(c.unknown)))
 	slices.Sort(keys)
@@ -178,16 +175,10 @@ func (c change) keys() []string {
 }
 
 func zero(x any) bool {
-	switch x := x.(type) {
-	case []any:
-		return len(x) == 0
-	case map[string]any:
-		return len(x) == 0
-	}
-	return x == nil || reflect.ValueOf(x).IsZero()
+	v := reflect.ValueOf(x)
+	return !v.IsValid() || v.IsZero() || (v.Kind() == reflect.Slice || v.Kind() == reflect.Map) && v.Len() == 0
 }
 
-// says describes the change of an attribute in a few words.
 func (c change) says(key string) string {
 	short := func(x any) string {
 		switch x.(type) {
@@ -438,7 +429,6 @@ func threatTo(c *tfjson.ResourceChange, before values) (Threat, error) {
 	return t, nil
 }
 
-// losesTo returns what the disks lose by an update in place.
 func (vm VM) losesTo(next VM, unknown values) []string {
 	untold := slices.ContainsFunc([]string{"disk", "disks", "efi_disk", "efidisk", "tpm_state"}, func(key string) bool { return anywhere(unknown[key]) })
 	var out []string

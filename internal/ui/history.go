@@ -53,9 +53,7 @@ func HistoryOf(runs []past.Run, problems []string, limit int, log func(past.Run)
 	if limit > 0 && len(runs) > limit {
 		h.Earlier, runs = len(runs)-limit, runs[:limit]
 	}
-	for _, r := range runs {
-		h.Runs = append(h.Runs, inALine(r, log, hide))
-	}
+	h.Runs = append(h.Runs, cluster.Each(runs, func(r past.Run) HistoryRun { return inALine(r, log, hide) })...)
 	return h
 }
 
@@ -126,13 +124,7 @@ func WriteHistory(w io.Writer, format string, h History) error {
 }
 
 func moodOfResult(result string) Mood {
-	switch result {
-	case "done":
-		return green
-	case "failed", "killed":
-		return red
-	}
-	return yellow
+	return cmp.Or(map[string]Mood{"done": green, "failed": red, "killed": red}[result], yellow)
 }
 
 func mostAway(r HistoryRun) string {
@@ -394,7 +386,6 @@ func expected(n NodeFared, plan planning.Plan) string {
 	return " (" + (time.Duration(plan.Work()[i].OutageSeconds) * time.Second).String() + " expected)"
 }
 
-// fate is the result of a node's branch.
 func fate(p *page, n NodeFared, plan planning.Plan) string {
 	mood, gates, hooks := red, "its gates do not hold", "a hook failed"
 	if n.Outcome == NodeStopped || n.Outcome == NodeNotStarted {
@@ -437,7 +428,6 @@ func achieved(n NodeFared, plan planning.Plan) string {
 	return text
 }
 
-// drawHooked prints the number of hooks that ran, and the failures.
 func drawHooked(p *page, hooks []planning.HookRun) {
 	if len(hooks) == 0 {
 		return

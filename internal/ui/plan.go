@@ -22,16 +22,11 @@ func WritePlan(w io.Writer, format string, plan planning.Plan) error {
 }
 
 func drawPlan(p *page, plan planning.Plan) {
-	drawRehearsal(p, plan)
-	drawChanges(p, plan)
-	drawIdle(p, plan)
-	drawChecks(p, plan)
-	drawPlanWarnings(p, plan)
-	drawSum(p, plan)
-	drawPlanToRecreate(p, plan)
+	for _, draw := range []func(*page, planning.Plan){drawRehearsal, drawChanges, drawIdle, drawChecks, drawPlanWarnings, drawSum, drawPlanToRecreate} {
+		draw(p, plan)
+	}
 }
 
-// drawChanges prints the nodes that are changed or refused, by phase.
 func drawChanges(p *page, plan planning.Plan) {
 	phases := phases(plan)
 	var columns table
@@ -54,7 +49,6 @@ func drawChanges(p *page, plan planning.Plan) {
 	}
 }
 
-// drawChecks prints what a roll does and checks beside the nodes.
 func drawChecks(p *page, plan planning.Plan) {
 	p.wrapped("surge: ", "  ", plan.Surge.Lines()...)
 	p.list("gates: checked before each node, and when it is back", gateLines(plan))
@@ -89,7 +83,6 @@ func drawRehearsal(p *page, plan planning.Plan) {
 // acts says whether the plan changes a node, or refuses to.
 func acts(n planning.NodePlan) bool { return n.Strategy != "" || len(n.Refused) > 0 }
 
-// phases are the phases of a plan that have something to do, in order.
 func phases(plan planning.Plan) []PhaseWords {
 	var order []planning.Phase
 	nodes := map[planning.Phase][]NodeWords{}
@@ -160,7 +153,6 @@ func vmOf(n planning.NodePlan) string {
 	return fmt.Sprintf("VM %d on %s", n.VMID, n.Host)
 }
 
-// awayOf says how long a node is expected to be down, and the source of the estimate.
 func awayOf(n planning.NodePlan) string {
 	about := "away for about " + minutes(outage(n))
 	if n.Strategy.From() == cluster.Nowhere {
@@ -208,7 +200,6 @@ func idleWhy(n planning.NodePlan) string {
 	return foreign.Line(strings.Join(strings.Fields(strings.TrimPrefix(n.Why, "paused: ")), " "))
 }
 
-// drawSum prints a summary: what is done to how many nodes, how long it takes, what is lost.
 func drawSum(p *page, plan planning.Plan) {
 	refused := 0
 	var losing []string
@@ -230,7 +221,7 @@ func drawSum(p *page, plan planning.Plan) {
 	work := strings.Join(each(order, func(s cluster.Strategy) string { return fmt.Sprintf("%d %s", count[s], s) }), ", ")
 	switch {
 	case refused > 0:
-		p.wrapped("", "  ", fmt.Sprintf("%s%s: a roll refuses until every reason is gone", then(work, "; "), p.paint(red, fmt.Sprintf("%d refused", refused))))
+		p.wrapped("", "  ", fmt.Sprintf("%s%s: a roll refuses until every reason is gone", strings.TrimPrefix(work+"; ", "; "), p.paint(red, fmt.Sprintf("%d refused", refused))))
 	case work == "":
 		p.line("%s: nothing to do", words.Counted(len(plan.Nodes), "node"))
 	default:
@@ -261,16 +252,8 @@ func longest(plan planning.Plan) string {
 
 func inAll(plan planning.Plan) time.Duration { return time.Duration(plan.TotalSeconds) * time.Second }
 
-func then(s, separator string) string {
-	if s == "" {
-		return ""
-	}
-	return s + separator
-}
-
 func outage(n planning.NodePlan) time.Duration { return time.Duration(n.OutageSeconds) * time.Second }
 
-// minutes rounds an estimate to minutes.
 func minutes(d time.Duration) string {
 	if d < time.Minute {
 		return d.Round(time.Second).String()
@@ -354,14 +337,18 @@ const (
 	talosIgnores = "; Talos ignores them"
 )
 
+var factMoods = map[string]Mood{
+	factRefused: red, factLost: red, factFrees: red, factUnread: red,
+	factDiffers: yellow, factStale: yellow, factOnly: yellow, factFile: yellow,
+	factCarried: green, factBack: green, factParked: green,
+}
+
 // factsOf lists the facts of a node: why it is stale and why it gets its strategy, then what
 // that costs, then what happens to its disks.
 func factsOf(n planning.NodePlan) []Fact {
 	var out []Fact
 	add := func(label string, texts ...string) {
-		for _, text := range texts {
-			out = append(out, Fact{label, text})
-		}
+		out = append(out, cluster.Each(texts, func(text string) Fact { return Fact{label, text} })...)
 	}
 	for _, r := range n.Drift.Reasons {
 		if n.Strategy.From() == cluster.Nowhere {
@@ -373,7 +360,9 @@ func factsOf(n planning.NodePlan) []Fact {
 		}
 		add(factStale, foreign.Line(r.Text))
 	}
-	add(factUnread, unreadOf(n)...)
+	if !acts(n) { // for other nodes no plan could be made: this one is checked again later
+		add(factUnread, n.Drift.Unread...)
+	}
 	if why := strings.TrimPrefix(n.Why, string(n.Strategy)+": "); why != "" && acts(n) {
 		add(factWhy, why)
 	}
@@ -389,15 +378,6 @@ func factsOf(n planning.NodePlan) []Fact {
 	return out
 }
 
-// unreadOf returns unread parts only for nodes that are checked again later: for others, no
-// plan could be made.
-func unreadOf(n planning.NodePlan) []string {
-	if acts(n) {
-		return nil
-	}
-	return n.Drift.Unread
-}
-
 func diskFacts(n planning.NodePlan) []Fact {
 	var out []Fact
 	carried := factCarried
@@ -410,9 +390,7 @@ func diskFacts(n planning.NodePlan) []Fact {
 			carried = factFrees
 		}
 	}
-	for _, d := range n.Carried {
-		out = append(out, Fact{carried, drawDisk(d)})
-	}
+	out = append(out, cluster.Each(n.Carried, func(d planning.DiskPlan) Fact { return Fact{carried, drawDisk(d)} })...)
 	if what := n.Strategy.Words().System; n.System != nil && what != "" {
 		if n.System.NewSize != "" {
 			what += fmt.Sprintf(" (%s → %s)", n.System.Size, n.System.NewSize)
@@ -422,9 +400,7 @@ func diskFacts(n planning.NodePlan) []Fact {
 	if len(n.Renewed) > 0 {
 		out = append(out, Fact{factRenewed, strings.Join(n.Renewed, ", ") + talosIgnores})
 	}
-	for _, f := range n.Frees {
-		out = append(out, Fact{factFrees, drawFree(f)})
-	}
+	out = append(out, cluster.Each(n.Frees, func(f parking.FreePlan) Fact { return Fact{factFrees, drawFree(f)} })...)
 	return out
 }
 
@@ -462,7 +438,6 @@ func drawDisk(d planning.DiskPlan) string {
 	return strings.Join(parts, ", ")
 }
 
-// drawFree describes an old system disk that is freed at the end.
 func drawFree(f parking.FreePlan) string {
 	if f.Volid == "" {
 		return f.String()
@@ -474,7 +449,6 @@ func does(plan planning.Plan) bool {
 	return slices.ContainsFunc(plan.Nodes, func(n planning.NodePlan) bool { return n.Strategy != "" })
 }
 
-// gateLines returns the gates of a plan that does something.
 func gateLines(plan planning.Plan) []string {
 	if !does(plan) {
 		return nil
@@ -530,7 +504,6 @@ var hookPoints = map[cluster.HookPoint]string{
 	cluster.BeforeNode: "before each node", cluster.AfterNode: "when each node is back",
 }
 
-// hookLines returns the hooks of a plan that does something.
 func hookLines(plan planning.Plan) []string {
 	if !does(plan) {
 		return nil
@@ -546,4 +519,214 @@ func hookLines(plan planning.Plan) []string {
 		}
 	}
 	return lines
+}
+
+// largest is the maximum length of a comment on a pull request: GitHub allows 65536
+// characters, and the poster may add some.
+const largest = 60_000
+
+// writeMarkdown prints a plan as a comment on a pull request. For hundreds of changed nodes
+// it counts the disks instead of listing them.
+func writeMarkdown(p *page, plan planning.Plan) {
+	var text strings.Builder
+	drawMarkdown(&page{w: &text}, plan, false)
+	if text.Len() > largest {
+		text.Reset()
+		drawMarkdown(&page{w: &text}, plan, true)
+	}
+	p.lines(strings.TrimSuffix(text.String(), "\n"))
+}
+
+func drawMarkdown(p *page, plan planning.Plan, brief bool) {
+	p.line("### recast plan of %s: %s", escape(plan.Cluster), summary(plan))
+	rows(p, slices.DeleteFunc(slices.Clone(plan.Nodes), func(n planning.NodePlan) bool { return !acts(n) && n.Paused == "" }))
+	batches(p, plan)
+	before(p, plan)
+	bullets(p, "Surge nodes", plan.Surge.Lines())
+	for _, l := range []struct{ label, heading string }{
+		{factRefused, "Refused"},
+		{factLost, "Will be lost"},
+		{factFile, "Changed by their files in talos.machineConfigs"},
+		{factCarried, "Carried over"},
+		{factBack, "Comes back"},
+		{factSystem, "System disks"},
+		{factFrees, "Freed at the end"},
+		{factRenewed, "Proxmox regenerates"},
+		{factNote, "Notes"},
+	} {
+		if brief && slices.Contains([]string{factCarried, factSystem, factRenewed, factFile}, l.label) {
+			count(p, l.heading, plan.Nodes, l.label)
+			continue
+		}
+		list(p, l.heading, plan.Nodes, l.label)
+	}
+	idle(p, plan)
+	bullets(p, "Gates, checked before each node and when it is back", gateLines(plan))
+	bullets(p, strings.ToUpper(storageHeading[:1])+storageHeading[1:], storageLines(plan))
+	bullets(p, "Hooks (if one fails, the roll stops)", hookLines(plan))
+	bullets(p, "Warnings", slices.Concat(plan.Warn, plan.Kubernetes))
+	if plan.ID != "" {
+		p.line("")
+		p.line("Plan `%s`", plan.ID)
+	}
+}
+
+func summary(plan planning.Plan) string {
+	work, refused := len(plan.Work()), 0
+	for _, n := range plan.Nodes {
+		if len(n.Refused) > 0 {
+			refused++
+		}
+	}
+	total := words.Counted(len(plan.Nodes), "node")
+	switch {
+	case refused > 0:
+		return fmt.Sprintf("%d of %s refused", refused, total)
+	case work == 0:
+		return "nothing to do"
+	}
+	return fmt.Sprintf("%d of %s, about %s in all", work, total, minutes(inAll(plan)))
+}
+
+// rows prints the table of nodes that have facts; nodes with the same facts share a row.
+func rows(p *page, nodes []planning.NodePlan) {
+	if len(nodes) == 0 {
+		return
+	}
+	var table group
+	for _, n := range nodes {
+		table.add(strings.Join(rowOf(n), " | "), n.Node)
+	}
+	p.line("")
+	tabled(p, "role | now → then | strategy | why | outage", table)
+}
+
+// tabled prints a table; nodes with the same row share it.
+func tabled(p *page, titles string, rows group) {
+	p.line("| node | %s |", titles)
+	p.line("%s|", strings.Repeat("|---", strings.Count(titles, "|")+2))
+	for _, row := range rows.texts {
+		p.line("| %s | %s |", escape(together(rows.names[row])), row)
+	}
+}
+
+func rowOf(n planning.NodePlan) []string {
+	var changes []string
+	for _, r := range n.Drift.Reasons {
+		text := escape(r.Text)
+		if r.Code == kubernetesVersion {
+			text += " (not changed by a roll)"
+		}
+		changes = append(changes, text)
+	}
+	what, away := escape(string(n.Strategy)), minutes(outage(n))
+	switch {
+	case len(n.Refused) > 0:
+		what, away = "**refused**", "–"
+	case n.Strategy == "":
+		what, away = "paused", "–"
+	case n.OutageSeconds == 0:
+		away = "–"
+	case n.OutageFrom != "":
+		away += " (" + escape(n.OutageFrom) + ")"
+	}
+	why := strings.TrimPrefix(strings.TrimPrefix(n.Why, "paused: "), string(n.Strategy)+": ")
+	return []string{escape(n.Role), strings.Join(changes, "<br>"), what, escape(why), away}
+}
+
+func batches(p *page, plan planning.Plan) {
+	if len(plan.Work()) < 2 || len(plan.Batches) == 0 {
+		return
+	}
+	p.line("")
+	for i, b := range plan.Batches {
+		text := fmt.Sprintf("%d. %s", i+1, strings.ReplaceAll(string(b.Phase), "-", " "))
+		if b.Beside {
+			text += " beside them"
+		}
+		p.line("%s, %d at a time: %s", text, b.Limit, escape(together(b.Nodes)))
+	}
+}
+
+func before(p *page, plan planning.Plan) {
+	lines := each(plan.Scratch, func(l planning.LeftScratch) string { return "delete " + l.String() })
+	if proofs := plan.Proofs(); proofs != "" {
+		lines = append(lines, "prove "+proofs)
+	}
+	lines = append(lines, cluster.Each(plan.Trials, func(t planning.Trial) string { return "rehearse: " + t.String() })...)
+	bullets(p, "Before the first node", lines)
+}
+
+func list(p *page, heading string, nodes []planning.NodePlan, label string) {
+	var said group
+	for _, n := range nodes {
+		for _, f := range factsOf(n) {
+			if f.Label == label {
+				said.add(f.Text, n.Node)
+			}
+		}
+	}
+	bullets(p, heading, said.lines())
+}
+
+// count prints the length of a list that is too long to be shown.
+func count(p *page, heading string, nodes []planning.NodePlan, label string) {
+	facts, of := 0, 0
+	for _, n := range nodes {
+		mine := 0
+		for _, f := range factsOf(n) {
+			if f.Label == label {
+				mine++
+			}
+		}
+		if facts += mine; mine > 0 {
+			of++
+		}
+	}
+	if facts > 0 {
+		bullets(p, heading, []string{fmt.Sprintf("%d on %s: recast plan shows each", facts, words.Counted(of, "node"))})
+	}
+}
+
+// idle lists the nodes that stay as they are, except paused ones, which are in the table.
+func idle(p *page, plan planning.Plan) {
+	var said group
+	for _, n := range plan.Nodes {
+		if acts(n) || n.Paused != "" {
+			continue
+		}
+		texts := []string{idleWhy(n)}
+		for _, f := range factsOf(n) {
+			if f.Label != factNote {
+				texts = append(texts, f.Label+": "+f.Text)
+			}
+		}
+		said.add(strings.Join(texts, "; "), n.Node)
+	}
+	bullets(p, "Stay as they are", said.lines())
+}
+
+// bullets prints a list under a heading; nothing if it is empty.
+func bullets(p *page, heading string, lines []string) {
+	if len(lines) == 0 {
+		return
+	}
+	p.line("")
+	p.line("**%s**", heading)
+	p.line("")
+	for _, line := range lines {
+		p.line("- %s", escape(line))
+	}
+}
+
+// markdown matches text with a special meaning in a comment: markup, HTML, and what a
+// forge turns into links (@someone, #12).
+var markdown = strings.NewReplacer(
+	"\\", "\\\\", "`", "\\`", "*", "\\*", "_", "\\_", "[", "\\[", "]", "\\]", "|", "\\|", "~", "\\~", "!", "\\!",
+	"&", "&amp;", "<", "&lt;", ">", "&gt;", "@", "&#64;", "#", "&#35;",
+)
+
+// escape turns foreign text into one line of plain text.
+func escape(s string) string {
+	return markdown.Replace(strings.Join(strings.Fields(foreign.Line(s)), " "))
 }

@@ -119,7 +119,6 @@ const (
 	keyNode    = "node/"
 )
 
-// read reads what a key stands for, in words.
 func (s *Site) read(ctx context.Context, key string) (any, error) {
 	switch key {
 	case keyDrift:
@@ -387,7 +386,6 @@ func age(t time.Time) string {
 	return d.String() + " ago"
 }
 
-// readingPage returns a handler that draws the latest reading of a key.
 func (s *Site) readingPage(template, title, key string) http.HandlerFunc {
 	return func(w http.ResponseWriter, _ *http.Request) {
 		if key == keyHistory {
@@ -509,7 +507,6 @@ func (s *Site) pace() time.Duration {
 	return max(30*time.Second, time.Duration(len(s.Project.Config.Nodes))*2*time.Second)
 }
 
-// look reads the run that was started last.
 func (s *Site) look(v *runView) error {
 	runs := s.Project.Runs()
 	known, unread := runs.List()

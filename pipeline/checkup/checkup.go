@@ -130,16 +130,10 @@ func (d *checkup) lookAround(ctx context.Context, reached bool) {
 	d.survey = survey.LookAround(ctx, src, d.wanted)
 }
 
-// hostsOfNodes returns the hosts that have nodes, sorted.
 func (d *checkup) hostsOfNodes() []string {
-	var out []string
-	for _, f := range d.survey.Found {
-		if host := f.Host(); host != "" && !slices.Contains(out, host) {
-			out = append(out, host)
-		}
-	}
-	slices.Sort(out)
-	return out
+	hosts := cluster.Each(d.survey.Found, func(f observe.Found) string { return f.Host() })
+	slices.Sort(hosts)
+	return cluster.Where(slices.Compact(hosts), func(host string) bool { return host != "" })
 }
 
 // Result is everything that a roll needs and what is missing.
@@ -210,7 +204,6 @@ func (f *findings) refuse(group, what, remedy, format string, args ...any) {
 	f.add(Check{Group: group, What: what, State: Problem, Seen: fmt.Sprintf(format, args...), Remedy: remedies(remedy), kind: fault.Refused})
 }
 
-// fail adds a problem from an error, with its hints.
 func (f *findings) fail(group, what string, err error) {
 	f.add(Check{Group: group, What: what, State: Problem, Seen: err.Error(), Remedy: fault.Hints(err), kind: fault.KindOf(err)})
 }
@@ -261,7 +254,6 @@ func severity(k fault.Kind) int {
 	return slices.Index([]fault.Kind{fault.Refused, fault.Failed, fault.Config}, k)
 }
 
-// askGate is the timeout for checking one gate.
 const askGate = 30 * time.Second
 
 // gates checks every gate about objects once. Programs are only looked for, since they are run for a node.
@@ -269,22 +261,17 @@ func (d *checkup) gates(ctx context.Context) {
 	for _, g := range d.Gates() {
 		switch {
 		case g.Command != nil:
-			d.program(g)
+			when := "before each node, and when it is back"
+			if g.BeforeOnly {
+				when = "before each node"
+			}
+			d.runnable(GroupGates, g.String(), "roll.gates", when, *g.Command)
 		case d.src.Objects == nil || d.survey.Kubernetes != nil:
 			// reported already
 		default:
 			d.gate(ctx, g)
 		}
 	}
-}
-
-// program checks that the program of a gate exists.
-func (d *checkup) program(g cluster.UserGate) {
-	when := "before each node, and when it is back"
-	if g.BeforeOnly {
-		when = "before each node"
-	}
-	d.runnable(GroupGates, g.String(), "roll.gates", when, *g.Command)
 }
 
 // runnable checks that a program can be run, without running it.
@@ -444,10 +431,9 @@ func (d *checkup) kubernetes() {
 			d.warn(GroupKubernetes, n.Name, "workers are rolled nevertheless", "is not Ready (%s)", why)
 		}
 	}
-	var seen []string
-	for _, v := range slices.Sorted(maps.Keys(versions)) {
-		seen = append(seen, fmt.Sprintf("%s on %s", v, words.Counted(versions[v], "node")))
-	}
+	seen := cluster.Each(slices.Sorted(maps.Keys(versions)), func(v string) string {
+		return fmt.Sprintf("%s on %s", v, words.Counted(versions[v], "node"))
+	})
 	if len(versions) > 1 {
 		d.warn(GroupKubernetes, "API", "recast upgrade-k8s brings all nodes to one version", "answers; kubelets run %s", strings.Join(seen, ", "))
 		return
@@ -455,7 +441,6 @@ func (d *checkup) kubernetes() {
 	d.ok(GroupKubernetes, "API", "answers; kubelets run %s", strings.Join(seen, ", "))
 }
 
-// images checks the lock, and the services that build its images.
 func (d *checkup) images(ctx context.Context, errLock error) {
 	if errLock != nil {
 		d.fail(GroupImages, "lock", errLock)

@@ -58,11 +58,10 @@ func (s *site) Standing(context.Context, []string) (map[string]cluster.Standing,
 	return nil, nil
 }
 
-func (s *site) VMs(context.Context) ([]cluster.VM, error)           { return s.vms, s.err }
-func (s *site) Quorate(context.Context) (bool, error)               { return s.quorate, s.err }
-func (s *site) Storages(context.Context) ([]cluster.Storage, error) { return s.storages, s.err }
-func (s *site) Hosts(context.Context) ([]cluster.Host, error)       { return s.hosts, nil }
-
+func (s *site) VMs(context.Context) ([]cluster.VM, error)               { return s.vms, s.err }
+func (s *site) Quorate(context.Context) (bool, error)                   { return s.quorate, s.err }
+func (s *site) Storages(context.Context) ([]cluster.Storage, error)     { return s.storages, s.err }
+func (s *site) Hosts(context.Context) ([]cluster.Host, error)           { return s.hosts, nil }
 func (s *site) Containers(context.Context) ([]cluster.Container, error) { return s.others, nil }
 
 func (s *site) Room(context.Context, string) (cluster.Room, error) {

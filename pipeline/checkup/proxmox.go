@@ -13,12 +13,17 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/claim"
+	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/cluster/replica"
 	"github.com/recast-sh/recast/cluster/survey"
+	"github.com/recast-sh/recast/images"
+	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/story"
+	"github.com/recast-sh/recast/internal/words"
 )
 
-// proxmox checks the hosts and their cluster for what a roll relies on.
 func (d *checkup) proxmox(ctx context.Context) {
 	d.versions()
 	for _, err := range errsOf(d.survey.Proxmox) {
@@ -216,12 +221,12 @@ func (d *checkup) endpoints(ctx context.Context) (reached bool) {
 			continue
 		}
 		reached = true
-		d.ok(GroupProxmox, e.URL, "answers as %s", cmp.Or(entry(a.hosts), "one of "+strings.Join(names, ", ")))
+		entry, _ := cluster.Find(a.hosts, func(h cluster.Host) bool { return h.Entry })
+		d.ok(GroupProxmox, e.URL, "answers as %s", cmp.Or(entry.Name, "one of "+strings.Join(names, ", ")))
 	}
 	return reached
 }
 
-// readHosts reads the details of each host, and says whether that succeeded.
 func (d *checkup) readHosts(ctx context.Context) bool {
 	ctx, cancel := context.WithTimeout(ctx, askWorld)
 	defer cancel()
@@ -238,26 +243,12 @@ func hostNames(hosts []cluster.Host) []string {
 	return names
 }
 
-func entry(hosts []cluster.Host) string {
-	for _, h := range hosts {
-		if h.Entry {
-			return h.Name
-		}
-	}
-	return ""
-}
-
-// errsOf flattens an error of errors.Join.
 func errsOf(err error) []error {
 	if err == nil {
 		return nil
 	}
 	if joined, ok := err.(interface{ Unwrap() []error }); ok {
-		var out []error
-		for _, e := range joined.Unwrap() {
-			out = append(out, errsOf(e)...)
-		}
-		return out
+		return slices.Concat(cluster.Each(joined.Unwrap(), errsOf)...)
 	}
 	return []error{err}
 }
@@ -297,7 +288,6 @@ func (d *checkup) agents(ctx context.Context) {
 		"the token may not use them: what scratch VMs boot could not be checked")
 }
 
-// privileges compares the token's privileges with those that a roll needs.
 func (d *checkup) privileges(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, askWorld)
 	defer cancel()
@@ -374,4 +364,319 @@ func (d *checkup) foreignBridges() {
 				"%s is connected to a VNet, whose zone is not known: recreating it needs SDN.Use there", d.wanted[i].Name)
 		}
 	}
+}
+
+func (d *checkup) storages(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, askWorld)
+	defer cancel()
+	hosts := d.hostsOfNodes()
+	if len(hosts) == 0 {
+		hosts = hostNames(d.hosts)
+	}
+	for _, storage := range d.Config.Images.ISO.Storage {
+		d.imageStorage(ctx, images.BootISO, storage, hosts)
+	}
+	for _, storage := range d.Config.Images.Disk.Storage {
+		d.imageStorage(ctx, images.DiskImage, storage, hosts)
+	}
+	d.spool()
+	for _, use := range d.diskUses() {
+		d.diskStorage(ctx, use)
+	}
+	d.systemSpace(ctx)
+	d.thinPools()
+}
+
+// unseen warns that the token can't see a storage; the privileges report what is missing.
+func (d *checkup) unseen(storage string) bool {
+	return slices.ContainsFunc(d.missing.Lacks, func(l survey.Lack) bool {
+		return l.Privilege == "Datastore.Audit" && (l.At == "/storage" || l.At == "/storage/"+storage)
+	})
+}
+
+// imageStorage checks a storage for boot ISOs or disk images. A storage that can't take disk images is a problem
+// unless the machines boot the ISO instead.
+func (d *checkup) imageStorage(ctx context.Context, of images.Artefact, storage string, hosts []string) {
+	what := label(of) + " storage " + storage
+	if d.unseen(storage) {
+		d.warn(GroupStorage, what, "", "can't be seen without Datastore.Audit on /storage/%s", storage)
+		return
+	}
+	largest := d.largest(of)
+	for _, host := range hosts {
+		info, err := d.src.Proxmox.Storage(ctx, host, storage)
+		at := what + " on " + host
+		switch {
+		case err != nil:
+			d.fail(GroupStorage, at, err)
+		case !slices.Contains(info.Content, of.Content()):
+			remedy := fmt.Sprintf("pvesm set %s --content %s", storage, strings.Join(append(slices.Clone(info.Content), of.Content()), ","))
+			seen := fmt.Sprintf("does not take %s: its content is %s", of.Plural(), strings.Join(info.Content, ", "))
+			switch {
+			case of == images.BootISO:
+				d.refuse(GroupStorage, at, remedy, "%s", seen)
+			case d.Config.Images.Boot == config.BootAuto:
+				d.warn(GroupStorage, at, remedy, "%s, so machines boot the ISO; content import needs Proxmox VE 8.3 and a storage of files", seen)
+			default:
+				d.refuse(GroupStorage, at, remedy, "%s; content import needs Proxmox VE 8.3 and a storage of files", seen)
+			}
+		case !info.Active:
+			d.refuse(GroupStorage, at, "see pvesm status on "+host, "is not active there")
+		case info.FreeBytes < largest:
+			d.refuse(GroupStorage, at, "free space, or name another storage in "+of.Setting(), "%s free, but a %s needs %s", cluster.Size(info.FreeBytes), of, cluster.Size(largest))
+		default:
+			d.ok(GroupStorage, at, "%s free", cluster.Size(info.FreeBytes))
+			d.imagesOn(ctx, of, storage, host)
+		}
+		if err == nil && info.Shared {
+			return // every host sees the same
+		}
+	}
+}
+
+func label(of images.Artefact) string {
+	if of == images.BootISO {
+		return "ISO"
+	}
+	return of.String()
+}
+
+// unbuilt is the assumed size of an ISO, or a disk image, that was not built yet.
+const unbuilt = 512 << 20
+
+func (d *checkup) largest(of images.Artefact) int64 {
+	var largest int64
+	for _, e := range d.lock.Schematics {
+		largest = max(largest, of.File(d.lock, e).SizeBytes)
+	}
+	return cmp.Or(largest, unbuilt)
+}
+
+// imagesOn reports which files of the lock exist already. Publish, or the roll itself, copies the others.
+func (d *checkup) imagesOn(ctx context.Context, of images.Artefact, storage, host string) {
+	for _, name := range d.lock.Names() {
+		e := d.lock.Schematics[name]
+		what := fmt.Sprintf("%s of %s on %s", label(of), name, storage)
+		if why := d.lock.NoDisk(e, d.ByImager(name)); of == images.DiskImage && why != "" {
+			d.noDisk(what, why)
+			continue
+		}
+		file := of.File(d.lock, e)
+		bytes, found, err := of.Stored(ctx, d.src.Proxmox, host, storage, file.Name)
+		switch {
+		case err != nil:
+			d.fail(GroupStorage, what, err)
+		case !found:
+			d.ok(GroupStorage, what, "%s is not there yet: a roll delivers it, %s", file.Name, d.delivery(ctx, of, name, storage, host))
+		case file.SizeBytes > 0 && bytes != file.SizeBytes:
+			d.warn(GroupStorage, what, "a roll replaces it unless a VM uses it: then eject it first",
+				"%s has %d bytes, the lock has %d: an upload was interrupted", file.Name, bytes, file.SizeBytes)
+		default:
+			d.ok(GroupStorage, what, "%s exists", file.Name)
+		}
+	}
+}
+
+func (d *checkup) noDisk(what, why string) {
+	if d.Config.Images.Boot == config.BootAuto {
+		d.warn(GroupStorage, what, "", "none is made, so its machines boot the ISO: %s", why)
+		return
+	}
+	d.refuse(GroupStorage, what, "with images.boot: auto its machines boot the ISO", "none is made: %s", why)
+}
+
+// delivery says how the file of a schematic would get to a storage. The host asks the
+// factory only for files that it has built already.
+func (d *checkup) delivery(ctx context.Context, of images.Artefact, name, storage, host string) string {
+	asked := d.Config.Images.ISO.Delivery
+	if asked == string(images.ByUpload) {
+		return "by upload"
+	}
+	e := d.lock.Schematics[name]
+	file := of.File(d.lock, e)
+	known := file.SizeBytes > 0 && d.src.ErrImages == nil
+	var why string
+	var err error
+	switch {
+	case d.ByImager(name):
+		why = images.BuiltByImager
+	case known:
+		why, err = images.NoDownload(ctx, d.src.Proxmox, host, storage, d.src.Images.Factory.ImageURL(of, images.RequestOf(d.lock, e)), file)
+	default:
+		why, err = d.src.Proxmox.MayDownload(ctx, host, storage)
+	}
+	switch {
+	case err != nil:
+		return fmt.Sprintf("by upload: %v", err)
+	case why == "" && known:
+		return host + " downloads it from " + d.Config.Images.Factory
+	case why == "":
+		return fmt.Sprintf("by download on %s if the factory can be reached from there", host)
+	case asked == string(images.DownloadURL):
+		return "but not by download-url, as is configured: " + why
+	}
+	return "by upload: " + why
+}
+
+// spool checks the space where the contacted host stores an upload until it is complete:
+// /var/tmp (pve-http-server, APIServer/AnyEvent.pm).
+func (d *checkup) spool() {
+	for _, h := range d.hosts {
+		switch {
+		case !h.Entry || len(h.Errs) > 0 && h.SpoolFree == 0:
+		case h.SpoolFree < d.largest(images.BootISO):
+			d.refuse(GroupStorage, "upload spool", "free space below /var/tmp there", "%s has %s free on its root filesystem, but a boot ISO needs %s", h.Name, cluster.Size(h.SpoolFree), cluster.Size(d.largest(images.BootISO)))
+		default:
+			d.ok(GroupStorage, "upload spool", "%s has %s free on its root filesystem", h.Name, cluster.Size(h.SpoolFree))
+		}
+	}
+}
+
+// diskUse is a storage as nodes on one host use it.
+type diskUse struct{ storage, host string }
+
+func (d *checkup) diskUses() []diskUse {
+	var uses []diskUse
+	for _, a := range d.res.Nodes {
+		for _, storage := range a.Storages() {
+			if u := (diskUse{storage, a.Host}); !slices.Contains(uses, u) {
+				uses = append(uses, u)
+			}
+		}
+	}
+	slices.SortFunc(uses, func(a, b diskUse) int {
+		return cmp.Or(strings.Compare(a.storage, b.storage), strings.Compare(a.host, b.host))
+	})
+	return uses
+}
+
+func (d *checkup) diskStorage(ctx context.Context, u diskUse) {
+	what := fmt.Sprintf("disk storage %s on %s", u.storage, u.host)
+	if d.unseen(u.storage) {
+		d.warn(GroupStorage, what, "", "can't be seen without Datastore.Audit on /storage/%s", u.storage)
+		return
+	}
+	info, err := d.src.Proxmox.Storage(ctx, u.host, u.storage)
+	i := slices.IndexFunc(d.survey.Storages, func(s cluster.Storage) bool { return s.Name == u.storage })
+	switch {
+	case err != nil:
+		d.fail(GroupStorage, what, err)
+	case !slices.Contains(info.Content, "images"):
+		d.refuse(GroupStorage, what, fmt.Sprintf("pvesm set %s --content %s", u.storage, strings.Join(append(slices.Clone(info.Content), "images"), ",")),
+			"does not take disks: its content is %s", strings.Join(info.Content, ", "))
+	case !info.Active:
+		d.refuse(GroupStorage, what, "see pvesm status on "+u.host, "is not active there")
+	case i >= 0 && !d.survey.Storages[i].CanReassign():
+		d.warn(GroupStorage, what, "move the nodes' disks to another storage", "its type %s can't hand a disk to another VM: nodes on it are upgraded in place", d.survey.Storages[i].Type)
+	default:
+		d.ok(GroupStorage, what, "%s free", cluster.Size(info.FreeBytes))
+	}
+}
+
+// systemSpace checks the space for new system disks of all nodes, in addition to the old ones, which stay parked.
+func (d *checkup) systemSpace(ctx context.Context) {
+	rooms := map[string]cluster.Room{}
+	for _, host := range d.hostsOfNodes() {
+		room, err := d.src.Proxmox.Room(ctx, host)
+		room.Err = err
+		rooms[host] = room
+	}
+	for _, use := range observe.SpaceUses(d.survey.NewDisks(d.wanted, d.res.Nodes), rooms) {
+		what := fmt.Sprintf("room for system disks on %s of %s", use.Storage, use.Host)
+		lacks := use.Lacks(1)
+		first := slices.IndexFunc(lacks, func(lack string) bool { return lack != "" })
+		switch {
+		case first == 0:
+			d.refuse(GroupStorage, what, "", "%s", lacks[0])
+		case first > 0:
+			d.warn(GroupStorage, what, "", "not enough for all %d nodes in one roll: %s: %s", len(lacks), use.Disks[first].Node, lacks[first])
+		default:
+			d.ok(GroupStorage, what, "%s free, %d nodes need %s", cluster.Size(use.Room.Free), len(lacks), cluster.Size(use.Takes()))
+		}
+		for _, text := range use.Warn() {
+			d.warn(GroupStorage, what, "", "%s", text)
+		}
+	}
+}
+
+func (d *checkup) thinPools() {
+	for _, h := range d.hosts {
+		if h.ErrPools != nil && fault.KindOf(h.ErrPools) != fault.Refused {
+			d.warn(GroupStorage, "thin pools on "+h.Name, "", "can't be read: %s", h.ErrPools)
+		}
+		for _, p := range h.ThinPools {
+			what := fmt.Sprintf("thin pool %s/%s on %s", p.VG, p.Name, h.Name)
+			data, meta := share(p.Used, p.Size), share(p.MetaUsed, p.MetaSize)
+			if data > cluster.FullPool || meta > cluster.FullPool {
+				d.warn(GroupStorage, what, "extend it (lvextend, lvextend --poolmetadatasize): a full pool breaks every disk in it", "data %.0f%% full, metadata %.0f%%", 100*data, 100*meta)
+				continue
+			}
+			d.ok(GroupStorage, what, "data %.0f%% full, metadata %.0f%%", 100*data, 100*meta)
+		}
+	}
+}
+
+func share(used, size int64) float64 {
+	if size <= 0 {
+		return 0
+	}
+	return float64(used) / float64(size)
+}
+
+// replication reports on the storage systems that keep volumes on several nodes: whether they wait as long as nodes
+// are away, and whether recast may make them wait longer, or has left that setting changed. Systems that could not be
+// read were reported with their nodes.
+func (d *checkup) replication(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, askWorld)
+	defer cancel()
+	for _, s := range d.survey.Storage {
+		if s.Away != "" {
+			d.refuse(GroupStorage, s.Name, "bring its controllers back: without them no node with its volumes is taken out", "%s", s.Away)
+		}
+		d.patience(ctx, s)
+		for _, held := range s.Held {
+			d.add(Check{
+				Group: GroupStorage, What: s.Name, State: Warning, Seen: strings.TrimPrefix(held.String(), s.Name+": "),
+				Remedy: []string{"recast roll and recast undo give it back once they are no longer out", "by hand: " + held.Undo},
+			})
+		}
+	}
+}
+
+// patience compares how long a storage system waits with how long its nodes are away.
+func (d *checkup) patience(ctx context.Context, s replica.System) {
+	node, away := "", time.Duration(0)
+	past, _ := story.Durations(d.Runs().Dir) // without them, outages are assumed
+	for _, a := range d.res.Nodes {
+		n := planning.NodePlan{Node: a.Node, Role: a.Role, Strategy: cmp.Or(a.Strategy, cluster.Recreate)}
+		n.Estimate(past)
+		if counts := s.On(a.Node) > 0 || s.Evicts; counts && s.PatienceFor(a.Node) < replica.Forever && planning.Outage(n) > away {
+			node, away = a.Node, planning.Outage(n)
+		}
+	}
+	seen := words.Counted(len(s.Volumes), "volume")
+	if s.Pools {
+		seen = words.Counted(len(s.Volumes), "cluster")
+	}
+	holding := s.Holding(node, away)
+	switch known := s.Patience > 0 || s.Holds && !s.Evicts; {
+	case known && s.Evicts:
+		seen += fmt.Sprintf("; evicts a node that is away for %s (%s)", s.Patience, s.Waits)
+	case known:
+		seen += fmt.Sprintf("; waits %s for a node that is away (%s)", s.Patience, s.Waits)
+	}
+	if away <= s.PatienceFor(node) && holding == 0 || s.PatienceFor(node) == 0 && !s.Holds {
+		d.ok(GroupStorage, s.Name, "%s", seen)
+		return
+	}
+	seen += fmt.Sprintf(", and %s is expected to be away for %s", node, away)
+	if holding == 0 {
+		d.warn(GroupStorage, s.Name, strings.ReplaceAll(s.Remedy, "NODE", node), "%s: after that it makes other replicas", seen)
+		return
+	}
+	if err := d.src.Kube.MayHold(ctx, s.Name); err != nil {
+		d.fail(GroupStorage, s.Name, err)
+		return
+	}
+	d.ok(GroupStorage, s.Name, "%s: a roll has it wait %s", seen, holding)
 }

@@ -175,14 +175,12 @@ func TestOrderOfRuns(t *testing.T) {
 	}
 }
 
-// backdate sets when a run began.
 func backdate(t *testing.T, dir, id string, began time.Time) {
 	t.Helper()
 	text := `{"started":"` + began.Format(time.RFC3339Nano) + `","finished":"` + began.Add(time.Second).Format(time.RFC3339Nano) + `","outcome":"done"}`
 	must.Do(t, os.WriteFile(filepath.Join(dir, id, "RUN"), []byte(text), 0o600))
 }
 
-// shelf is a list in memory.
 type shelf struct {
 	list    []images.Record
 	content map[string][]byte // by digest
@@ -211,7 +209,6 @@ func (s *shelf) Keep(_ context.Context, _ string, r images.Record, content []byt
 
 func (s *shelf) ForAnyone(context.Context, string) (bool, error) { return false, nil }
 
-// machine is one that shares its runs on that shelf.
 func machine(t *testing.T, s *shelf) Sharing {
 	dir := filepath.Join(t.TempDir(), ".recast")
 	return Sharing{

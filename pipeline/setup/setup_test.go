@@ -126,7 +126,6 @@ func TestMoveIn(t *testing.T) {
 	must.Equal(t, "afterwards", []string{"new a", "new b", "new c"}, []string{read("a"), read("b"), read("c")})
 }
 
-// numbers is a Proxmox with containers.
 type numbers struct {
 	pipeline.Hypervisor
 	containers []cluster.Container

@@ -89,7 +89,6 @@ func (g *gathering) problem(what string, err error) {
 	}
 }
 
-// add adds the allowed fields of v to the bundle.
 func (g *gathering) add(name string, v any, allow bundle.List) {
 	g.mu.Lock()
 	err := g.out.JSON(name, v, allow)
@@ -135,7 +134,6 @@ func (g *gathering) runsHere() {
 	}
 }
 
-// keys lists the facts of a journal, by name.
 func (g *gathering) keys(id string) {
 	j, err := journal.Open(g.Runs().Dir, journal.Options{Run: id, ReadOnly: true})
 	if err != nil {
@@ -233,7 +231,6 @@ func withoutPrograms(res checkup.Result) checkup.Result {
 	return res
 }
 
-// tell lists what is in the bundle, and what could not be read.
 func (g *gathering) tell() {
 	slices.Sort(g.problems)
 	if len(g.problems) > 0 {
@@ -299,7 +296,6 @@ var (
 	}
 )
 
-// bundledVM is one of our VMs in a bundle.
 type bundledVM struct {
 	ID      cluster.VMID      `json:"vmid"`
 	Name    string            `json:"name"`
@@ -324,25 +320,16 @@ var vmAllowed = regexp.MustCompile(`^(?:(?:scsi|virtio|sata|ide|unused|efidisk|t
 
 // ourVMs returns the VMs of nodes, their holders, and recast's own VMs.
 func (g *gathering) ourVMs(vms []cluster.VM) []bundledVM {
-	out := []bundledVM{}
-	for _, vm := range vms {
-		if g.isOurs(vm) {
-			out = append(out, bundled(vm))
-		}
-	}
-	return out
+	return append([]bundledVM{}, cluster.Each(cluster.Where(vms, g.isOurs), bundled)...)
 }
 
 func (g *gathering) isOurs(vm cluster.VM) bool {
-	if ids := g.Config.Proxmox.VMIDs; int(vm.ID) >= ids.First && int(vm.ID) <= ids.Last {
-		return true
-	}
 	for _, n := range g.Config.Nodes {
 		if vm.Name == n.Name || vm.ID != 0 && (int(vm.ID) == n.VMID || int(vm.ID) == n.Holder) {
 			return true
 		}
 	}
-	return false
+	return g.Config.Proxmox.VMIDs.Contains(int(vm.ID))
 }
 
 func bundled(vm cluster.VM) bundledVM {
@@ -368,7 +355,6 @@ func bundled(vm cluster.VM) bundledVM {
 	return b
 }
 
-// seenNode is a node in a bundle.
 type seenNode struct {
 	Name         string                   `json:"name"`
 	Addr         string                   `json:"address"`
@@ -414,7 +400,6 @@ func nodesSeen(seen observe.Observation) []seenNode {
 	return out
 }
 
-// seenMember is the state of etcd according to a control plane.
 type seenMember struct {
 	Node    string               `json:"node"`
 	Status  *cluster.EtcdStatus  `json:"status,omitempty"`

@@ -77,7 +77,6 @@ func plantedMachineConfig() []byte {
 	return fmt.Appendf(nil, "machine:\n  token: %s\n  ca:\n    key: %s\n", planted["a bootstrap token"], planted["a machine's CA key"])
 }
 
-// plantRun creates a run with secrets in its journal and log.
 func plantRun(t *testing.T, p pipeline.Project) {
 	t.Helper()
 	j := must.Get(journal.Open(p.Runs().Dir, journal.Options{Run: "20261122-0101-aaaa"}))(t)
@@ -117,7 +116,6 @@ func stopped() string {
 		planted["a hook of before"], planted["what was said last"])
 }
 
-// plantLock creates a lock with a secret kernel argument.
 func plantLock(t *testing.T, p pipeline.Project) {
 	t.Helper()
 	b, err := os.ReadFile("../../schematics/testdata/recast.lock")
@@ -127,7 +125,6 @@ func plantLock(t *testing.T, p pipeline.Project) {
 	must.Do(t, err)
 }
 
-// plantedVMs are a node's VM, its parking VM, and an unrelated one.
 func plantedVMs(t *testing.T) []cluster.VM {
 	t.Helper()
 	hush := map[string]string{
@@ -230,7 +227,6 @@ func requireJSON(t *testing.T, f bundle.File) {
 	}
 }
 
-// requireIn requires files with these texts.
 func requireIn(t *testing.T, b *bundle.Bundle, want map[string][]string) {
 	t.Helper()
 	for name, texts := range want {

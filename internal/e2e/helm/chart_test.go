@@ -1,14 +1,51 @@
 package helm
 
 import (
+	"context"
+	"encoding/json"
+	"errors"
 	"flag"
+	"fmt"
+	"io"
+	"log"
+	"log/slog"
+	"maps"
+	"math"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
+	monitoring "github.com/prometheus-operator/prometheus-operator/pkg/apis/monitoring/v1"
+	"github.com/prometheus/common/model"
+	"github.com/prometheus/prometheus/model/histogram"
+	"github.com/prometheus/prometheus/model/labels"
+	"github.com/prometheus/prometheus/model/rulefmt"
+	"github.com/prometheus/prometheus/model/value"
+	"github.com/prometheus/prometheus/promql"
+	"github.com/prometheus/prometheus/promql/parser"
+	"github.com/prometheus/prometheus/storage"
+	"github.com/prometheus/prometheus/tsdb/chunkenc"
+	"github.com/prometheus/prometheus/tsdb/chunks"
+	"github.com/prometheus/prometheus/util/annotations"
+	"helm.sh/helm/v4/pkg/chart/common"
+	"helm.sh/helm/v4/pkg/chart/common/util"
+	chart "helm.sh/helm/v4/pkg/chart/v2"
 	"helm.sh/helm/v4/pkg/chart/v2/lint"
+	"helm.sh/helm/v4/pkg/chart/v2/loader"
+	"helm.sh/helm/v4/pkg/engine"
+	apiextensions "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	k8syaml "k8s.io/apimachinery/pkg/util/yaml"
+	"sigs.k8s.io/kustomize/api/krusty"
+	"sigs.k8s.io/kustomize/kyaml/filesys"
 	"sigs.k8s.io/yaml"
 
+	"github.com/recast-sh/recast/deploy"
 	"github.com/recast-sh/recast/internal/sim/must"
 )
 
@@ -219,5 +256,495 @@ func TestArchive(t *testing.T) {
 		if strings.Contains(strings.ToLower(f.Name), "kustomization") {
 			t.Errorf("%s is in the archive", f.Name)
 		}
+	}
+}
+
+// TestMain silences Helm: it logs each link of the chart, and each value that is refused.
+func TestMain(m *testing.M) {
+	log.SetOutput(io.Discard)
+	slog.SetDefault(slog.New(slog.DiscardHandler))
+	os.Exit(m.Run())
+}
+
+var grammar = parser.NewParser(parser.Options{})
+
+// rules are the alerts, as Prometheus reads them from a file of its own.
+func rules(t *testing.T) []rulefmt.Rule {
+	t.Helper()
+	rule := manifests(t, deploy.Options{Monitoring: true})["PrometheusRule/"+namespace+"/recast-operator"]
+	text := must.Get(yaml.Marshal(rule["spec"]))(t)
+	groups, errs := rulefmt.Parse(text, false, model.UTF8Validation, grammar, slog.New(slog.NewTextHandler(io.Discard, nil)))
+	for _, err := range errs {
+		t.Error(err)
+	}
+	if groups == nil || len(groups.Groups) != 1 {
+		t.Fatalf("groups: %+v", groups)
+	}
+	return groups.Groups[0].Rules
+}
+
+// TestAlerts: Prometheus accepts them with their templates, each has what a person needs,
+// and they read only series that exist.
+func TestAlerts(t *testing.T) {
+	t.Parallel()
+	all := rules(t)
+	for _, r := range all {
+		requireKnown(t, r.Alert, r.Expr)
+		if r.Annotations["summary"] == "" || r.Annotations["description"] == "" || !slices.Contains([]string{"info", "warning", "critical"}, r.Labels["severity"]) {
+			t.Errorf("%s: %v %v", r.Alert, r.Labels, r.Annotations)
+		}
+		doc := readFile(t, "docs/notes/operator-install.md")
+		if r.Labels["severity"] == "critical" && !strings.Contains(doc, "`"+r.Alert+"`") {
+			t.Errorf("docs/notes/operator-install.md does not name %s, which is critical", r.Alert)
+		}
+	}
+	t.Attr("alerts", strconv.Itoa(len(all)))
+}
+
+func requireKnown(t *testing.T, where, text string) {
+	t.Helper()
+	expr, err := grammar.ParseExpr(text)
+	if err != nil {
+		t.Errorf("%s: %v", where, err)
+		return
+	}
+	selectors := parser.ExtractSelectors(expr)
+	if len(selectors) == 0 {
+		t.Errorf("%s reads no series", where)
+	}
+	for _, matchers := range selectors {
+		i := slices.IndexFunc(matchers, func(m *labels.Matcher) bool { return m.Name == model.MetricNameLabel })
+		known := slices.IndexFunc(deploy.Metrics, func(m deploy.Metric) bool { return i >= 0 && m.Name == matchers[i].Value })
+		if known < 0 {
+			t.Errorf("%s: %v is not in deploy.Metrics", where, matchers)
+			continue
+		}
+		for _, m := range matchers {
+			if m.Name != model.MetricNameLabel && m.Name != "job" && !slices.Contains(deploy.Metrics[known].Labels, m.Name) {
+				t.Errorf("%s: %s has no label %s", where, deploy.Metrics[known].Name, m.Name)
+			}
+		}
+	}
+}
+
+// TestDashboard parses what each panel and variable asks of Prometheus.
+func TestDashboard(t *testing.T) {
+	t.Parallel()
+	object := manifests(t, deploy.Options{Monitoring: true})["ConfigMap/"+namespace+"/recast-dashboard"]
+	var dashboard struct {
+		Templating struct {
+			List []struct{ Name, Definition string }
+		}
+		Panels []struct {
+			Title, Type string
+			Targets     []struct{ Expr string }
+		}
+	}
+	must.Do(t, json.Unmarshal([]byte(object["data"].(map[string]any)["recast.json"].(string)), &dashboard))
+	defined := map[string]bool{}
+	for _, v := range dashboard.Templating.List {
+		defined[v.Name] = true
+		if query := regexp.MustCompile(`^label_values\((.*), \w+\)$`).FindStringSubmatch(v.Definition); query != nil {
+			requireKnown(t, v.Name, query[1])
+		}
+	}
+	for _, p := range dashboard.Panels {
+		if p.Type != "row" && len(p.Targets) == 0 {
+			t.Errorf("%s shows nothing", p.Title)
+		}
+		for _, target := range p.Targets {
+			requireKnown(t, p.Title, target.Expr)
+			for _, name := range regexp.MustCompile(`\$(\w+)`).FindAllStringSubmatch(target.Expr, -1) {
+				if !defined[name[1]] {
+					t.Errorf("%s: there is no variable %s", p.Title, name[1])
+				}
+			}
+		}
+	}
+}
+
+const (
+	scrape = 30 * time.Second
+	week   = 7 * 24 * time.Hour
+)
+
+var begin = time.Date(2026, 1, 5, 0, 0, 0, 0, time.UTC)
+
+// A line is a series: name and labels, as Prometheus writes them, and its value at a time
+// after begin. Where that is NaN, there is none.
+type line struct {
+	series string
+	at     func(after time.Duration) float64
+}
+
+func always(v float64) func(time.Duration) float64 { return func(time.Duration) float64 { return v } }
+
+// during is v from one time to another, and missing before and after.
+func during(from, to time.Duration, v float64) func(time.Duration) float64 {
+	return func(after time.Duration) float64 {
+		if after < from || after >= to {
+			return math.NaN()
+		}
+		return v
+	}
+}
+
+// except is f with gaps: a replica takes over, or is rolled.
+func except(f func(time.Duration) float64, every, gap time.Duration) func(time.Duration) float64 {
+	return func(after time.Duration) float64 {
+		if after%every >= every-gap {
+			return math.NaN()
+		}
+		return f(after)
+	}
+}
+
+// TestFiring evaluates each alert over a week with Prometheus' own engine: when it fires
+// first after begin, and for what.
+func TestFiring(t *testing.T) {
+	t.Parallel()
+	const (
+		stalled  = `recast_cluster_condition{namespace="a",cluster="c",type="Stalled",status="True",pod="p1"}`
+		drifted  = `recast_cluster_condition{namespace="a",cluster="c",type="Drifted",status="True",pod="p1"}`
+		drifted2 = `recast_cluster_condition{namespace="a",cluster="c",type="Drifted",status="True",pod="p2"}`
+		due      = `recast_cluster_check_due_timestamp_seconds{namespace="a",cluster="c",pod="p1"}`
+		leader   = `leader_election_master_status{job="recast-operator",name="recast-operator",pod="p1"}`
+		backup   = `leader_election_master_status{job="recast-operator",name="recast-operator",pod="p2"}`
+		other    = `leader_election_master_status{job="another-operator",name="recast-operator",pod="p3"}`
+		approval = `recast_imageroll_phase{namespace="a",roll="r",cluster="c",phase="AwaitingApproval",pod="p1"}`
+		failed   = `recast_imageroll_phase{namespace="a",roll="r",cluster="c",phase="Failed",pod="p1"}`
+		member   = `recast_fleetroll_members{namespace="a",fleet="f",pod="p1",phase=`
+	)
+	at := func(d time.Duration) float64 { return float64(begin.Add(d).Unix()) }
+	hourly := func(after time.Duration) float64 { return at(after.Truncate(time.Hour) + time.Hour) }
+	cases := map[string]struct {
+		alert string
+		lines []line
+		want  time.Duration // 0: never
+		of    string
+	}{
+		"stalled":                       {"RecastClusterStalled", []line{{stalled, always(1)}}, 5 * time.Minute, `{cluster="c", namespace="a"}`},
+		"not stalled, as a zero":        {"RecastClusterStalled", []line{{stalled, always(0)}}, 0, ""},
+		"drifted":                       {"RecastClusterDrifted", []line{{drifted, always(1)}}, 24 * time.Hour, `{cluster="c", namespace="a"}`},
+		"drifted every day until noon":  {"RecastClusterDrifted", []line{{drifted, except(always(1), 24*time.Hour, 12*time.Hour)}}, 0, ""},
+		"drifted, the operator rolled":  {"RecastClusterDrifted", []line{{drifted, except(always(1), 6*time.Hour, 9*time.Minute)}}, 24 * time.Hour, `{cluster="c", namespace="a"}`},
+		"drifted, another pod leads":    {"RecastClusterDrifted", []line{{drifted, during(0, 12*time.Hour, 1)}, {drifted2, during(12*time.Hour, week, 1)}}, 24 * time.Hour, `{cluster="c", namespace="a"}`},
+		"checked every hour":            {"RecastClusterNotChecked", []line{{due, hourly}}, 0, ""},
+		"checked once":                  {"RecastClusterNotChecked", []line{{due, always(at(time.Hour))}}, 13*time.Hour + 10*time.Minute, `{cluster="c", namespace="a"}`},
+		"suspended, or without a check": {"RecastClusterNotChecked", []line{{due, during(0, 12*time.Hour, at(time.Hour))}}, 0, ""},
+		"awaits approval":               {"RecastRollAwaitsApproval", []line{{approval, always(1)}}, 24 * time.Hour, `{cluster="c", namespace="a", roll="r"}`},
+		"approved after a night":        {"RecastRollAwaitsApproval", []line{{approval, during(0, 23*time.Hour, 1)}}, 0, ""},
+		"failed":                        {"RecastRollFailed", []line{{failed, during(3*time.Hour, week, 1)}}, 3*time.Hour + time.Minute, `{cluster="c", namespace="a", roll="r"}`},
+		"a fleet that was stopped":      {"RecastFleetStalled", []line{{member + `"Failed"}`, always(2)}, {member + `"Waiting"}`, always(5)}, {member + `"Running"}`, during(0, 3*time.Hour, 1)}}, 4*time.Hour + 9*time.Minute, `{fleet="f", namespace="a"}`},
+		"a fleet that goes on":          {"RecastFleetStalled", []line{{member + `"Failed"}`, always(1)}, {member + `"Waiting"}`, always(5)}, {member + `"Running"}`, except(always(1), 2*time.Hour, 30*time.Minute)}}, 0, ""},
+		"a fleet that is done":          {"RecastFleetStalled", []line{{member + `"Failed"}`, always(1)}, {member + `"Waiting"}`, always(0)}, {member + `"Running"}`, always(0)}}, 0, ""},
+		"a fleet that waits":            {"RecastFleetStalled", []line{{member + `"Failed"}`, always(0)}, {member + `"Waiting"}`, always(5)}, {member + `"Running"}`, always(0)}}, 0, ""},
+		"a leader":                      {"RecastOperatorDown", []line{{leader, always(1)}, {backup, always(0)}}, 0, ""},
+		"a leader now and then":         {"RecastOperatorDown", []line{{leader, except(always(1), time.Hour, 9*time.Minute)}}, 0, ""},
+		"no leader":                     {"RecastOperatorDown", []line{{leader, always(0)}, {backup, always(0)}}, 10 * time.Minute, `{}`},
+		"no operator":                   {"RecastOperatorDown", nil, 10 * time.Minute, `{}`},
+		"a leader of another operator":  {"RecastOperatorDown", []line{{other, always(1)}}, 10 * time.Minute, `{}`},
+		"no leader once, until it dies": {"RecastOperatorDown", []line{{leader, during(0, 48*time.Hour, 1)}}, 48*time.Hour + 10*time.Minute, `{}`},
+	}
+	all := rules(t)
+	tried := map[string]bool{}
+	for name, c := range cases {
+		tried[c.alert] = true
+		i := slices.IndexFunc(all, func(r rulefmt.Rule) bool { return r.Alert == c.alert })
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			when, of := firstFiring(t, all[i], c.lines)
+			// Series are scraped, and rules evaluated, once in a while; absence is noticed when a sample is five minutes old.
+			if late := when - c.want; (c.want == 0) != (when == 0) || late < 0 || late > 6*time.Minute || of != c.of {
+				t.Errorf("fires after %v for %s, want %v for %s", when, of, c.want, c.of)
+			}
+		})
+	}
+	for _, r := range all {
+		if !tried[r.Alert] {
+			t.Errorf("no case of %s", r.Alert)
+		}
+	}
+}
+
+// firstFiring says when an alert fires first: its expression has had the same labels at each
+// minute for as long as it asks. 0: never.
+func firstFiring(t *testing.T, r rulefmt.Rule, lines []line) (when time.Duration, of string) {
+	t.Helper()
+	engine := promql.NewEngine(promql.EngineOpts{MaxSamples: 50_000_000, Timeout: time.Minute, Parser: grammar})
+	t.Cleanup(func() { _ = engine.Close() })
+	q := must.Get(engine.NewRangeQuery(t.Context(), stored(t, lines), nil, r.Expr, begin, begin.Add(week-time.Hour), time.Minute))(t)
+	defer q.Close()
+	matrix := must.Get(q.Exec(t.Context()).Matrix())(t)
+	for _, series := range matrix {
+		since := int64(-1)
+		last := int64(-1)
+		for _, p := range series.Floats {
+			if last < 0 || p.T-last > time.Minute.Milliseconds() {
+				since = p.T
+			}
+			last = p.T
+			if held := time.Duration(p.T-since) * time.Millisecond; held >= time.Duration(r.For) {
+				after := time.UnixMilli(p.T).Sub(begin)
+				if when == 0 || after < when {
+					when, of = after, series.Metric.String()
+				}
+				break
+			}
+		}
+	}
+	return when, of
+}
+
+const (
+	top      = "../../.."
+	chartDir = top + "/deploy/chart/recast-operator"
+)
+
+// objects are Kubernetes objects by kind, namespace and name: "Role/recast-system/recast-operator".
+type objects map[string]map[string]any
+
+// read splits a YAML stream. An object that comes twice is an error.
+func (o objects) read(stream string) error {
+	d := k8syaml.NewYAMLOrJSONDecoder(strings.NewReader(stream), 4096)
+	for {
+		var object map[string]any
+		switch err := d.Decode(&object); {
+		case errors.Is(err, io.EOF):
+			return nil
+		case err != nil:
+			return err
+		case len(object) == 0:
+			continue
+		}
+		metadata, _ := object["metadata"].(map[string]any)
+		namespace, _ := metadata["namespace"].(string)
+		key := fmt.Sprintf("%s/%s/%s", object["kind"], namespace, metadata["name"])
+		if o[key] != nil {
+			return fmt.Errorf("%s comes twice", key)
+		}
+		o[key] = object
+	}
+}
+
+// manifests is what recast operator manifests prints.
+func manifests(t *testing.T, options deploy.Options) objects {
+	t.Helper()
+	text := must.Get(deploy.Manifests(options))(t)
+	all := objects{}
+	must.Do(t, all.read(text))
+	return all
+}
+
+// kustomize is what kubectl kustomize prints of a directory.
+func kustomize(t *testing.T, dir string) objects {
+	t.Helper()
+	built := must.Get(krusty.MakeKustomizer(krusty.MakeDefaultOptions()).Run(filesys.MakeFsOnDisk(), dir))(t)
+	text := must.Get(built.AsYaml())(t)
+	all := objects{}
+	must.Do(t, all.read(string(text)))
+	return all
+}
+
+// load loads a chart as helm install does; dir may be an archive.
+func load(t *testing.T, dir string) *chart.Chart {
+	t.Helper()
+	return must.Get(loader.Load(dir))(t)
+}
+
+// release is what helm install creates, and prints.
+type release struct {
+	objects
+	notes string
+}
+
+func install(ctx context.Context, c *chart.Chart, namespace, values string) (release, error) {
+	var given map[string]any
+	if err := yaml.Unmarshal([]byte(values), &given); err != nil {
+		return release{}, err
+	}
+	top, err := util.ToRenderValues(c, given, common.ReleaseOptions{Name: "a-release", Namespace: namespace, Revision: 1, IsInstall: true}, nil)
+	if err != nil {
+		return release{}, err
+	}
+	e := engine.Engine{Strict: true}
+	files, err := e.RenderWithContext(ctx, c, top)
+	if err != nil {
+		return release{}, err
+	}
+	r := release{objects: objects{}}
+	for _, crd := range c.CRDObjects() {
+		if err := r.read(string(crd.File.Data)); err != nil {
+			return release{}, fmt.Errorf("%s: %w", crd.Name, err)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(files)) {
+		if filepath.Base(name) == "NOTES.txt" {
+			r.notes = files[name]
+			continue
+		}
+		if err := r.read(files[name]); err != nil {
+			return release{}, fmt.Errorf("%s: %w\n%s", name, err, files[name])
+		}
+	}
+	return r, nil
+}
+
+func mustInstall(t *testing.T, c *chart.Chart, namespace, values string) release {
+	t.Helper()
+	return must.Get(install(t.Context(), c, namespace, values))(t)
+}
+
+func readFile(t *testing.T, name string) string {
+	t.Helper()
+	return string(must.Get(os.ReadFile(filepath.Join(top, name)))(t))
+}
+
+const namespace = "recast-system"
+
+// TestThreeWaysInstallTheSame compares the Kustomize base, recast operator manifests and the
+// chart with its own values, object by object.
+func TestThreeWaysInstallTheSame(t *testing.T) {
+	t.Parallel()
+	base := kustomize(t, top+"/deploy/base")
+	if diff := cmp.Diff(base, manifests(t, deploy.Options{})); diff != "" {
+		t.Errorf("kustomize, recast operator manifests (-want +got):\n%s", diff)
+	}
+	installed := mustInstall(t, load(t, chartDir), namespace, "")
+	want := maps.Clone(base)
+	delete(want, "Namespace//"+namespace) // helm install --create-namespace
+	if diff := cmp.Diff(want, installed.objects); diff != "" {
+		t.Errorf("kustomize, helm (-want +got):\n%s", diff)
+	}
+	t.Attr("objects", strconv.Itoa(len(base)))
+}
+
+// TestThreeWaysTakeTheSameSettings compares them in another namespace, with another image,
+// another number of replicas, and with monitoring.
+func TestThreeWaysTakeTheSameSettings(t *testing.T) {
+	t.Parallel()
+	options := deploy.Options{Namespace: "platform", Image: "registry.example/recast:v9.9.9", Replicas: 3, Monitoring: true}
+	want := manifests(t, options)
+	if diff := cmp.Diff(want, kustomize(t, overlay(t))); diff != "" {
+		t.Errorf("recast operator manifests, kustomize (-want +got):\n%s", diff)
+	}
+	installed := mustInstall(t, load(t, chartDir), options.Namespace, `
+image: {repository: registry.example/recast, tag: v9.9.9}
+replicas: 3
+monitoring: {podMonitor: {enabled: true}, alerts: {enabled: true}, dashboard: {enabled: true}}
+`)
+	delete(want, "Namespace//"+options.Namespace)
+	if diff := cmp.Diff(want, installed.objects); diff != "" {
+		t.Errorf("recast operator manifests, helm (-want +got):\n%s", diff)
+	}
+}
+
+// overlay writes the kustomization of the documentation to a directory, with this
+// repository in place of the one on GitHub.
+func overlay(t *testing.T) string {
+	t.Helper()
+	const name = "docs/notes/operator-install.md"
+	block := regexp.MustCompile("(?s)```yaml kubernetes\n(# kustomization.yaml\n.*?)```").FindStringSubmatch(readFile(t, name))
+	if block == nil {
+		t.Fatalf("%s shows no kustomization.yaml", name)
+	}
+	dir := must.Get(filepath.EvalSymlinks(t.TempDir()))(t)
+	here := must.Get(filepath.Abs(top))(t)
+	relative := must.Get(filepath.Rel(dir, here))(t)
+	text := regexp.MustCompile(`https://github.com/recast-sh/recast//(\S+)\?ref=v[0-9.]+`).ReplaceAllString(block[1], relative+"/$1")
+	if strings.Contains(text, "https:") {
+		t.Fatalf("%s loads from elsewhere:\n%s", name, text)
+	}
+	must.Do(t, os.WriteFile(filepath.Join(dir, "kustomization.yaml"), []byte(text), 0o600))
+	return dir
+}
+
+func stored(t *testing.T, lines []line) storage.Queryable {
+	t.Helper()
+	var all []storage.Series
+	for _, l := range lines {
+		name := must.Get(grammar.ParseMetric(l.series))(t)
+		var samples []chunks.Sample
+		there := false
+		for after := time.Duration(0); after < week; after += scrape {
+			v := l.at(after)
+			missing := math.IsNaN(v)
+			if missing && there {
+				v = math.Float64frombits(value.StaleNaN) // Prometheus marks the end of a series
+			}
+			if !missing || there {
+				samples = append(samples, sample{begin.Add(after).UnixMilli(), v})
+			}
+			there = !missing
+		}
+		all = append(all, storage.NewListSeries(name, samples))
+	}
+	return storage.QueryableFunc(func(int64, int64) (storage.Querier, error) {
+		return &storage.MockQuerier{SelectMockFunction: selecting(all)}, nil
+	})
+}
+
+func selecting(all []storage.Series) func(bool, *storage.SelectHints, ...*labels.Matcher) storage.SeriesSet {
+	return func(_ bool, _ *storage.SelectHints, matchers ...*labels.Matcher) storage.SeriesSet {
+		found := slices.DeleteFunc(slices.Clone(all), func(s storage.Series) bool {
+			return slices.ContainsFunc(matchers, func(m *labels.Matcher) bool { return !m.Matches(s.Labels().Get(m.Name)) })
+		})
+		return &set{found: found, i: -1}
+	}
+}
+
+type set struct {
+	found []storage.Series
+	i     int
+}
+
+func (s *set) Next() bool                      { s.i++; return s.i < len(s.found) }
+func (s *set) At() storage.Series              { return s.found[s.i] }
+func (*set) Err() error                        { return nil }
+func (*set) Warnings() annotations.Annotations { return nil }
+
+// sample is a chunks.Sample of a gauge.
+type sample struct {
+	t int64
+	v float64
+}
+
+func (s sample) T() int64                    { return s.t }
+func (sample) ST() int64                     { return 0 }
+func (s sample) F() float64                  { return s.v }
+func (sample) H() *histogram.Histogram       { return nil }
+func (sample) FH() *histogram.FloatHistogram { return nil }
+func (sample) Type() chunkenc.ValueType      { return chunkenc.ValFloat }
+func (s sample) Copy() chunks.Sample         { return s }
+
+// TestTypes decodes what is no part of Kubernetes itself, without unknown fields. Package
+// deploy does that with the rest.
+func TestTypes(t *testing.T) {
+	t.Parallel()
+	kinds := map[string]int{}
+	for key, object := range manifests(t, deploy.Options{Monitoring: true}) {
+		kind, _, _ := strings.Cut(key, "/")
+		kinds[kind]++
+		var into any
+		switch kind {
+		case "CustomResourceDefinition":
+			into = &apiextensions.CustomResourceDefinition{}
+		case "PodMonitor":
+			into = &monitoring.PodMonitor{}
+		case "PrometheusRule":
+			into = &monitoring.PrometheusRule{}
+		default:
+			continue
+		}
+		text := must.Get(json.Marshal(object))(t)
+		if err := yaml.UnmarshalStrict(text, into); err != nil {
+			t.Errorf("%s: %v", key, err)
+		}
+		if crd, ok := into.(*apiextensions.CustomResourceDefinition); ok && crd.Name != crd.Spec.Names.Plural+".recast.dev" {
+			t.Errorf("%s defines %s of %s", crd.Name, crd.Spec.Names.Plural, crd.Spec.Group)
+		}
+	}
+	if kinds["CustomResourceDefinition"] != 3 || kinds["PodMonitor"] != 1 || kinds["PrometheusRule"] != 1 {
+		t.Errorf("%v", kinds)
 	}
 }

@@ -28,12 +28,10 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// stop reports why the plan was not carried out.
 func (a *Attempt) stop(ctx context.Context, code int, message string) (int, error) {
 	return code, a.report(ctx, map[string]any{"outcome": v1alpha1.Outcome{Job: a.Job, ExitCode: int32(code), Message: message}})
 }
 
-// roll carries out a plan.
 func (a *Attempt) roll(ctx context.Context, planDir string) (int, error) {
 	if err := a.takeOver(ctx); err != nil {
 		return ExitFailed, err
@@ -274,7 +272,6 @@ type Reporter struct {
 	Patient time.Duration // how long to try to report the end of an attempt
 }
 
-// retryPause is the pause between two tries.
 const retryPause = 2 * time.Second
 
 // lastWords calls write until it succeeds, fails for good, or r.Patient is over.
@@ -363,7 +360,6 @@ func (a *Attempt) keep(ctx context.Context, results map[string][]byte) error {
 	})
 }
 
-// notKept describes an error of keep.
 func (t Task) notKept(err error) string {
 	return fmt.Sprintf("the ConfigMap %s has no results of this: %v", t.Results, err)
 }
@@ -453,7 +449,6 @@ func (p *progress) hasChanged() bool {
 // tellEvery is the shortest interval between two writes of the progress, which is for people.
 const tellEvery = 3 * time.Second
 
-// tellPatience limits the time of one write.
 const tellPatience = 10 * time.Second
 
 // tell writes the progress whenever it has changed, until stop is called. The roll does not wait for these writes: a

@@ -160,7 +160,6 @@ func (l *lab) pass(again time.Duration) bool {
 	return true
 }
 
-// adopt begins the ImageRolls that are new.
 func (l *lab) adopt() {
 	var rolls v1alpha1.ImageRollList
 	l.must(l.store.List(l.t.Context(), &rolls, client.InNamespace(namespace)))
@@ -229,7 +228,6 @@ func (l *lab) change(edit func(*v1alpha1.FleetRollSpec)) {
 	l.must(l.store.Update(l.t.Context(), f))
 }
 
-// ready is the reason and the message of the condition Ready, and which conditions are True.
 func (l *lab) ready() (reason, message, true_ string) {
 	var is []string
 	for _, c := range l.fleet().Status.Conditions {
@@ -295,7 +293,6 @@ func newFleet(stages ...string) *v1alpha1.FleetRoll {
 	return f
 }
 
-// sorted lists the keys of members in a phase.
 func (l *lab) sorted(phase v1alpha1.MemberPhase) []string {
 	var names []string
 	for _, m := range l.fleet().Status.Members {
@@ -408,7 +405,6 @@ func TestWhomAClusterConcerns(t *testing.T) {
 	}
 }
 
-// meter counts calls, and kills the operator at one of them.
 type meter struct {
 	calls, requests int // all, and those that reach an API server: a cache answers the others
 	writes          int
@@ -417,7 +413,6 @@ type meter struct {
 	dead            bool
 }
 
-// do makes a call.
 func (m *meter) do(request, write bool, call func() error) error {
 	if m.dead {
 		return errKilled
@@ -476,22 +471,14 @@ func identity(o runtime.ApplyConfiguration) (kind, name string) {
 
 type getter = func(context.Context, client.WithWatch, client.ObjectKey, client.Object, ...client.GetOption) error
 
-// staleFleet reads an old FleetRoll from the cache.
-func staleFleet(old *v1alpha1.FleetRoll) getter {
+// stale reads objects of a type as they were.
+func stale[T interface {
+	client.Object
+	DeepCopyInto(T)
+}](old T) getter {
 	return func(ctx context.Context, c client.WithWatch, key client.ObjectKey, o client.Object, opts ...client.GetOption) error {
-		if f, ok := o.(*v1alpha1.FleetRoll); ok {
-			old.DeepCopyInto(f)
-			return nil
-		}
-		return c.Get(ctx, key, o, opts...)
-	}
-}
-
-// staleCluster reads an old TalosCluster from the cache.
-func staleCluster(old *v1alpha1.TalosCluster) getter {
-	return func(ctx context.Context, c client.WithWatch, key client.ObjectKey, o client.Object, opts ...client.GetOption) error {
-		if f, ok := o.(*v1alpha1.TalosCluster); ok {
-			old.DeepCopyInto(f)
+		if o, ok := o.(T); ok {
+			old.DeepCopyInto(o)
 			return nil
 		}
 		return c.Get(ctx, key, o, opts...)

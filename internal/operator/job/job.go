@@ -225,7 +225,6 @@ func OfRoll(r *v1alpha1.ImageRoll) []client.Object {
 		configMap(named(plan)), configMap(named(report)))
 }
 
-// access returns a Role and its binding to an account.
 func access(meta metav1.ObjectMeta, account string, rules ...rbacv1.PolicyRule) []client.Object {
 	return []client.Object{
 		&rbacv1.Role{TypeMeta: metav1.TypeMeta{APIVersion: rbacv1.SchemeGroupVersion.String(), Kind: "Role"}, ObjectMeta: meta, Rules: rules},
@@ -237,7 +236,6 @@ func access(meta metav1.ObjectMeta, account string, rules ...rbacv1.PolicyRule) 
 	}
 }
 
-// statusOf is a rule that lets an account write the status of one object.
 func statusOf(resource, name string) rbacv1.PolicyRule {
 	return rbacv1.PolicyRule{APIGroups: []string{v1alpha1.GroupVersion.Group}, Resources: []string{resource + "/status"}, ResourceNames: []string{name}, Verbs: []string{"patch"}}
 }
@@ -254,7 +252,6 @@ func configMap(meta metav1.ObjectMeta) *corev1.ConfigMap {
 // readable is the mode of files that only the container's user may read, by the group of the volume.
 const readable = int32(0o440)
 
-// mounting collects volumes and their mounts.
 type mounting struct {
 	volumes []corev1.Volume
 	mounts  []corev1.VolumeMount
@@ -350,7 +347,6 @@ func required(spec v1alpha1.TalosClusterSpec) []attempt.Mounted {
 	return keys
 }
 
-// needed lists everything that recast needs mounted.
 func needed(spec v1alpha1.TalosClusterSpec) []attempt.Mounted {
 	all := required(spec)
 	if name := spec.Secrets.EnvFrom; name != "" {

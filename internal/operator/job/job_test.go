@@ -32,7 +32,6 @@ func cluster() *v1alpha1.TalosCluster {
 	}
 }
 
-// made is a Job of each kind.
 func made(kind attempt.Kind) *batchv1.Job {
 	c := cluster()
 	task := Task(c, kind)

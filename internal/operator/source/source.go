@@ -69,7 +69,6 @@ func Fetch(ctx context.Context, src v1alpha1.Source, configMap, gitSecret, into 
 	return cmp.Or(revision, files), files, nil
 }
 
-// describe describes a source for people.
 func describe(src v1alpha1.Source) string {
 	switch {
 	case src.ConfigMap != nil:
@@ -81,7 +80,6 @@ func describe(src v1alpha1.Source) string {
 	}
 }
 
-// target is the directory that files are written to.
 type target struct {
 	root  *os.Root
 	files []string
@@ -212,7 +210,6 @@ func (t *target) fromGit(ctx context.Context, src v1alpha1.GitSource, credential
 	})
 }
 
-// fetchRef fetches the commit of a branch, a tag or a hash.
 func fetchRef(ctx context.Context, repo *git.Repository, remote *git.Remote, src v1alpha1.GitSource, auth transport.AuthMethod) (plumbing.Hash, error) {
 	const local = "refs/recast/wanted"
 	fetch := func(ref string, depth int) error {
@@ -247,44 +244,33 @@ func fetchRef(ctx context.Context, repo *git.Repository, remote *git.Remote, src
 
 // gitAuth reads the keys of a Secret, under Flux' names.
 func gitAuth(url, dir string) (transport.AuthMethod, error) {
-	key := func(name string) (string, error) {
+	keys := map[string]string{}
+	for _, name := range []string{"username", "password", "identity", "known_hosts"} {
 		b, err := os.ReadFile(filepath.Join(dir, name))
-		if dir == "" || errors.Is(err, fs.ErrNotExist) {
-			return "", nil
+		switch {
+		case dir == "" || errors.Is(err, fs.ErrNotExist):
+		case err != nil:
+			return nil, err
+		default:
+			keys[name] = strings.TrimRight(string(b), "\n")
 		}
-		return strings.TrimRight(string(b), "\n"), err
 	}
-	if !strings.HasPrefix(url, "ssh://") {
-		user, err := key("username")
-		if err != nil {
-			return nil, err
-		}
-		password, err := key("password")
-		if err != nil || user == "" && password == "" {
-			return nil, err
-		}
+	user, password := keys["username"], keys["password"]
+	switch {
+	case strings.HasPrefix(url, "ssh://"):
+	case user == "" && password == "":
+		return nil, nil
+	default:
 		return &http.BasicAuth{Username: user, Password: password}, nil
 	}
-	identity, err := key("identity")
-	if err != nil {
-		return nil, err
-	}
-	known, err := key("known_hosts")
-	if err != nil {
-		return nil, err
-	}
-	if identity == "" || known == "" {
+	if keys["identity"] == "" || keys["known_hosts"] == "" {
 		return nil, errors.New("spec.source.git.secretName: ssh needs a Secret with the keys identity and known_hosts")
 	}
 	endpoint, err := transport.NewEndpoint(url)
 	if err != nil {
 		return nil, err
 	}
-	password, err := key("password")
-	if err != nil {
-		return nil, err
-	}
-	auth, err := ssh.NewPublicKeys(cmp.Or(endpoint.User, "git"), []byte(identity+"\n"), password)
+	auth, err := ssh.NewPublicKeys(cmp.Or(endpoint.User, "git"), []byte(keys["identity"]+"\n"), password)
 	if err != nil {
 		return nil, fmt.Errorf("the key identity of the Secret for Git: %w", err)
 	}
