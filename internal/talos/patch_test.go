@@ -2,31 +2,46 @@ package talos
 
 import (
 	"bytes"
+	"cmp"
+	"context"
+	"encoding/base64"
+	"errors"
 	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"slices"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
-	"github.com/google/go-cmp/cmp"
-	talosconfig "github.com/siderolabs/talos/pkg/machinery/config"
+	gocmp "github.com/google/go-cmp/cmp"
+	clientconfig "github.com/siderolabs/talos/pkg/machinery/client/config"
+	"github.com/siderolabs/talos/pkg/machinery/config"
 	"github.com/siderolabs/talos/pkg/machinery/config/configloader"
 	"github.com/siderolabs/talos/pkg/machinery/config/configpatcher"
 	"github.com/siderolabs/talos/pkg/machinery/config/encoder"
 	"github.com/siderolabs/talos/pkg/machinery/config/generate"
 	"github.com/siderolabs/talos/pkg/machinery/config/generate/secrets"
-	machineconf "github.com/siderolabs/talos/pkg/machinery/config/machine"
+	"github.com/siderolabs/talos/pkg/machinery/config/machine"
+	"github.com/siderolabs/talos/pkg/machinery/resources/k8s"
+	"github.com/siderolabs/talos/pkg/machinery/role"
 	"go.yaml.in/yaml/v4"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim/must"
+	"github.com/recast-sh/recast/internal/sim/talosapi"
 )
 
 var wanted = cluster.ConfigPatch{Installer: installer, Disk: cluster.MachineDisk{Device: "sda", WWID: "naa.30a1b2c3d4e5f607", BusPath: "/pci0000:00/2:0:0:0"}, Hostname: "wk1"}
 
 // generated is the output of talosctl gen config for that version of Talos.
-func generated(t *testing.T, version string, kind machineconf.Type, comments bool) []byte {
+func generated(t *testing.T, version string, kind machine.Type, comments bool) []byte {
 	t.Helper()
-	contract := must.Get(talosconfig.ParseContractFromVersion(version))(t)
+	contract := must.Get(config.ParseContractFromVersion(version))(t)
 	bundle := must.Get(secrets.NewBundle(secrets.NewClock(), contract, secrets.WithECDSAServiceAccountKey()))(t)
 	in := must.Get(generate.NewInput("lab", "https://127.42.7.10:6443", "1.35.4", generate.WithVersionContract(contract), generate.WithSecretsBundle(bundle),
 		generate.WithInstallDisk("/dev/vda"), generate.WithInstallImage("ghcr.io/siderolabs/installer:"+version), generate.WithClusterDiscovery(true)))(t)
@@ -48,7 +63,7 @@ func patch(t *testing.T, config []byte) []byte {
 func TestPatchGenerated(t *testing.T) {
 	t.Parallel()
 	for _, version := range []string{"v1.11", "v1.12", "v1.13", "v1.14"} {
-		for _, kind := range []machineconf.Type{machineconf.TypeWorker, machineconf.TypeControlPlane} {
+		for _, kind := range []machine.Type{machine.TypeWorker, machine.TypeControlPlane} {
 			for _, comments := range []bool{false, true} {
 				t.Run(fmt.Sprintf("%s %s comments=%t", version, kind, comments), func(t *testing.T) {
 					t.Parallel()
@@ -67,7 +82,7 @@ func TestPatchGenerated(t *testing.T) {
 						t.Errorf("%d lines differ", changed)
 					}
 					if again := patch(t, patched); !bytes.Equal(again, patched) {
-						t.Errorf("second patch (-first +second):\n%s", cmp.Diff(string(patched), string(again)))
+						t.Errorf("second patch (-first +second):\n%s", gocmp.Diff(string(patched), string(again)))
 					}
 				})
 			}
@@ -169,10 +184,10 @@ func TestPatchLeavesTheRest(t *testing.T) {
 	}
 	for name, c := range cases {
 		for version, want := range c.lines {
-			config := generated(t, version, machineconf.TypeWorker, false)
+			config := generated(t, version, machine.TypeWorker, false)
 			patched, err := new(Client).PatchConfig(config, c.patch)
 			if got := changedLines(config, patched); err != nil || got != want {
-				t.Errorf("%s, %s: %d lines differ, want %d; err = %v\n%s", name, version, got, want, err, cmp.Diff(string(config), string(patched)))
+				t.Errorf("%s, %s: %d lines differ, want %d; err = %v\n%s", name, version, got, want, err, gocmp.Diff(string(config), string(patched)))
 			}
 		}
 	}
@@ -182,7 +197,7 @@ func TestPatchLeavesTheRest(t *testing.T) {
 // or end with such a line. Talos skips an empty document.
 func TestPatchKeepsEmptyDocuments(t *testing.T) {
 	t.Parallel()
-	config := generated(t, "v1.14", machineconf.TypeWorker, false)
+	config := generated(t, "v1.14", machine.TypeWorker, false)
 	want := string(patch(t, config))
 	for name, around := range map[string][2]string{
 		"a comment above": {"# kept in git\n---\n", ""},
@@ -217,7 +232,7 @@ func decode(t *testing.T, text string, into *any) {
 
 func TestPatchRefuses(t *testing.T) {
 	t.Parallel()
-	worker := generated(t, "v1.13", machineconf.TypeWorker, false)
+	worker := generated(t, "v1.13", machine.TypeWorker, false)
 	with := func(more string) []byte { return append(bytes.Clone(worker), more...) }
 	type row struct {
 		config []byte
@@ -250,14 +265,14 @@ func TestPatchRefuses(t *testing.T) {
 // What an older Talos does not know is refused before any disruption.
 func TestPatchRefusesWhatIsNewer(t *testing.T) {
 	t.Parallel()
-	worker, unattended := generated(t, "v1.12", machineconf.TypeWorker, false), generated(t, "v1.14", machineconf.TypeWorker, false)
+	worker, unattended := generated(t, "v1.12", machine.TypeWorker, false), generated(t, "v1.14", machine.TypeWorker, false)
 	with := func(docs ...string) []byte {
 		return append(bytes.Clone(worker), "---\napiVersion: v1alpha1\n"+strings.Join(docs, "---\napiVersion: v1alpha1\n")...)
 	}
 	const environment, module = "kind: EnvironmentConfig\nvariables: {A: b}\n", "kind: KernelModuleConfig\nname: nbd\n"
 	const fields = "kind: UserVolumeConfig\nname: data\nprovisioning: {diskSelector: {match: '!system_disk'}, minSize: 1GiB}\nmount: {secure: true}\nscrub: {enabled: false}\n"
 	const resolver = "kind: ResolverConfig\nnameservers: [{address: 10.0.0.1, protocol: DoT, tlsServerName: dns.example}]\n"
-	scheduler := bytes.Replace(generated(t, "v1.12", machineconf.TypeControlPlane, false), []byte("\n    scheduler:"), []byte("\n    scheduler:\n        config: {profiles: [{pluginConfig: [{args: {defaultConstraints: [{maxSkew: 1}]}}]}]}"), 1)
+	scheduler := bytes.Replace(generated(t, "v1.12", machine.TypeControlPlane, false), []byte("\n    scheduler:"), []byte("\n    scheduler:\n        config: {profiles: [{pluginConfig: [{args: {defaultConstraints: [{maxSkew: 1}]}}]}]}"), 1)
 	const etcd, ephemeral = "kind: VolumeConfig\nname: ETCD\nprovisioning: {diskSelector: {match: disk.size > 1u}, minSize: 1GiB}\n", "kind: VolumeConfig\nname: EPHEMERAL\nprovisioning: {grow: true}\n"
 	type row struct {
 		config []byte
@@ -304,7 +319,7 @@ func TestErrorsHideValues(t *testing.T) {
 		every = 5
 	}
 	for _, version := range []string{"v1.12", "v1.14"} {
-		config := generated(t, version, machineconf.TypeControlPlane, false)
+		config := generated(t, version, machine.TypeControlPlane, false)
 		var secretLines []string
 		for line := range strings.Lines(string(config)) {
 			if key, value, ok := strings.Cut(strings.TrimSpace(line), ": "); ok && key != "kind" && len(value) > 24 && !strings.ContainsAny(value, " .") && !strings.Contains(value, "://") {
@@ -364,11 +379,11 @@ var kubernetesImages = cluster.KubernetesImages{
 func TestPatchKubernetesGenerated(t *testing.T) {
 	t.Parallel()
 	for _, version := range []string{"v1.11", "v1.12", "v1.13", "v1.14"} {
-		for kind, images := range map[machineconf.Type]int{machineconf.TypeControlPlane: 5, machineconf.TypeWorker: 1} {
+		for kind, images := range map[machine.Type]int{machine.TypeControlPlane: 5, machine.TypeWorker: 1} {
 			t.Run(fmt.Sprint(version, " ", kind), func(t *testing.T) {
 				t.Parallel()
 				p := cluster.ConfigPatch{Kubernetes: kubernetesImages}
-				if kind == machineconf.TypeWorker {
+				if kind == machine.TypeWorker {
 					p.Kubernetes = cluster.KubernetesImages{Kubelet: kubernetesImages.Kubelet}
 				}
 				config := string(generated(t, version, kind, false))
@@ -397,7 +412,7 @@ func mustPatch(t *testing.T, config string, p cluster.ConfigPatch) string {
 // or pins another by a digest, is refused.
 func TestPatchKubernetesKeeps(t *testing.T) {
 	t.Parallel()
-	config := string(generated(t, "v1.13", machineconf.TypeControlPlane, true))
+	config := string(generated(t, "v1.13", machine.TypeControlPlane, true))
 	const apiServer, kubelet = "registry.k8s.io/kube-apiserver:v1.35.4", "ghcr.io/siderolabs/kubelet:v1.35.4"
 	digest := "@sha256:" + strings.Repeat("0", 64)
 	type row struct{ old, fresh, want string }
@@ -441,5 +456,446 @@ func TestConfigpatcher(t *testing.T) {
 	}
 	if _, err := apply(config + "---\napiVersion: v1alpha1\nkind: LaterConfig\n"); err == nil {
 		t.Error("it takes a document of a kind that it does not know")
+	}
+}
+
+// A control plane is upgraded in place, then rolled back: its state at each step,
+// above all between the installation and the reboot.
+func TestInPlace(t *testing.T) {
+	inLab(t, func(t *testing.T, l *lab, c *Client) {
+		ctx := t.Context()
+		before := l.running(c, cpAddr)
+		if before.NextBoot == "" || before.NextBoot != before.BootEntry {
+			t.Errorf("booted %q, next %q", before.BootEntry, before.NextBoot)
+		}
+		var said []string
+		say := func(line string) { said = append(said, line) }
+		if ok, err := c.PullInstaller(ctx, cpAddr, cpUUID, nextInstaller, say); !ok || err != nil || len(said) == 0 {
+			t.Fatalf("supported = %t, err = %v, said %q", ok, err, said)
+		}
+		if reboots, err := c.Install(ctx, cpAddr, cpUUID, nextInstaller, "", say); reboots || err != nil {
+			t.Fatalf("reboots = %t, err = %v", reboots, err)
+		}
+		pending := l.running(c, cpAddr)
+		if pending.BootEntry != before.BootEntry || pending.NextBoot == before.NextBoot || pending.NextBoot != strings.ToLower(pending.NextBoot) {
+			t.Errorf("installed: booted %q, next %q", pending.BootEntry, pending.NextBoot)
+		}
+		must.Do(t, c.Reboot(ctx, cpAddr, cpUUID, ""))
+		upgraded := l.rebooted(c, before.BootID)
+		if upgraded.BootEntry != pending.NextBoot || upgraded.NextBoot != pending.NextBoot || upgraded.Schematic.ID != "beef" {
+			t.Errorf("upgraded: booted %q, next %q, schematic %s", upgraded.BootEntry, upgraded.NextBoot, upgraded.Schematic.ID)
+		}
+		must.Do(t, c.Rollback(ctx, cpAddr, cpUUID))
+		if back := l.rebooted(c, upgraded.BootID); back.BootEntry != before.BootEntry || back.Schematic.ID != "cafe" {
+			t.Errorf("rolled back: booted %q, schematic %s", back.BootEntry, back.Schematic.ID)
+		}
+	})
+}
+
+func (l *lab) rebooted(c *Client, bootID string) cluster.Machine {
+	l.t.Helper()
+	return await(l.t, func() (cluster.Machine, error) { return cluster.ReadMachine(l.t.Context(), c, cpAddr) },
+		func(m cluster.Machine) bool { return m.Stage == "running" && m.Ready && m.BootID != bootID })
+}
+
+// The configuration of a node in use is replaced, and only by one that Talos accepts.
+func TestReplaceConfig(t *testing.T) {
+	inLab(t, func(t *testing.T, l *lab, c *Client) {
+		ctx := t.Context()
+		before := l.running(c, cpAddr)
+		config := must.Get(c.MachineConfig(ctx, cpAddr))(t)
+		patched := must.Get(c.PatchConfig(config, cluster.ConfigPatch{Installer: nextInstaller}))(t)
+		patched = append(patched, "---\napiVersion: v1alpha1\nkind: VolumeConfig\nname: EPHEMERAL\nencryption:\n  provider: luks2\n  keys:\n    - {slot: 0, tpm: {}, lockToState: true}\n"...)
+		must.Do(t, c.ReplaceConfig(ctx, cpAddr, cpUUID, patched))
+		stored, err := c.MachineConfig(ctx, cpAddr)
+		if err != nil || !bytes.Equal(stored, patched) {
+			t.Errorf("stored configuration differs from the applied one; err = %v", err)
+		}
+		now := l.running(c, cpAddr)
+		if now.InstallImage != nextInstaller || now.BootID != before.BootID || before.Encryption != nil {
+			t.Errorf("before %+v, after %+v", before, now)
+		}
+		encrypted := []cluster.Encryption{{Volume: "EPHEMERAL", Keys: []string{"tpm"}, LockToState: true}}
+		must.Equal(t, "encryption", encrypted, now.Encryption)
+	})
+}
+
+// The lab's etcd as the client sees it, complete and broken.
+func TestEtcdOfTheLab(t *testing.T) {
+	inLab(t, func(t *testing.T, l *lab, c *Client) {
+		ctx := t.Context()
+		members, err := c.EtcdMembers(ctx, cpAddr)
+		if err != nil || len(members) != 1 {
+			t.Fatalf("members = %+v, err = %v", members, err)
+		}
+		want := []cluster.EtcdMember{{ID: members[0].ID, Name: "cp1", Peers: []string{"https://127.42.7.11:2380"}}}
+		must.Equal(t, "members", want, members)
+		status, err := c.EtcdStatus(ctx, cpAddr)
+		if err != nil || status.MemberID != members[0].ID || status.Leader != members[0].ID || status.Version == "" || status.DBBytes == 0 || status.Errors != nil {
+			t.Errorf("status = %+v, err = %v", status, err)
+		}
+		var whole bytes.Buffer
+		if err := c.EtcdSnapshot(ctx, cpAddr, 42, &whole); err == nil || whole.Len() > 0 || !strings.Contains(err.Error(), "answers there now, not 2a") {
+			t.Error(err)
+		}
+		if err := c.EtcdSnapshot(ctx, cpAddr, 0, &whole); err != nil || whole.Len() == 0 {
+			t.Errorf("snapshot of %d bytes, err = %v", whole.Len(), err)
+		}
+		if err := c.EtcdForfeit(ctx, cpAddr, cpUUID); err == nil || !strings.Contains(err.Error(), "only one member") {
+			t.Errorf("forfeit: err = %v", err)
+		}
+		l.fw.BreakEtcd(9000, talosapi.EtcdFault{NoSpace: true, Snapshot: talosapi.SnapshotBroken})
+		status, err = c.EtcdStatus(ctx, cpAddr)
+		if err != nil || !strings.Contains(strings.Join(status.Errors, "; "), "alarm NOSPACE on member cp1") {
+			t.Errorf("status = %+v, err = %v", status, err)
+		}
+		var part bytes.Buffer
+		if err := c.EtcdSnapshot(ctx, cpAddr, 0, &part); err == nil || part.Len() >= whole.Len() {
+			t.Errorf("broken snapshot of %d of %d bytes, err = %v", part.Len(), whole.Len(), err)
+		}
+	})
+}
+
+// Before 1.13 maintenance mode is another service with other behaviour. Both report
+// what recast needs from a blank machine.
+func TestMaintenanceOfEachRelease(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long: make stories")
+	}
+	type maintenance struct {
+		arch   string
+		bootID bool
+	}
+	each(t, map[string]maintenance{
+		"v1.12.6": {"", false}, "v1.13.9": {"amd64", false}, "v1.14.1": {"amd64", true},
+	}, func(t *testing.T, version string, want maintenance) {
+		l := newLab(t)
+		c := l.client(role.Admin)
+		l.running(c, cpAddr)
+		l.boots.TalosVersion = version
+		l.power("1F", workerUUID, drive("virtio0", "recast-1", 10, nil))
+		m := l.maintenance(c, workerAddr)
+		got := cluster.RunningSystem{TalosVersion: m.TalosVersion, Arch: m.Arch, Platform: m.Platform, Schematic: m.Schematic, FromISO: m.FromISO}
+		must.Equal(t, "system", cluster.RunningSystem{
+			TalosVersion: version, Arch: want.arch, Platform: "nocloud", FromISO: true,
+			Schematic: cluster.SchematicEntry{ID: "cafe", YAML: image().SchematicYAML},
+		}, got)
+		if m.UUID != workerUUID || len(m.Disks) != 1 || !m.Disks[0].Blank || (m.BootID != "") != want.bootID || len(m.Fingerprint) != 44 {
+			t.Errorf("%+v", m)
+		}
+		config := l.config(talosapi.Machine{Hostname: "wk1.lab.internal", Installer: installer, InstallSerial: "recast-1"})
+		must.Do(t, c.ApplyConfig(t.Context(), workerAddr, workerUUID, config))
+		if m := l.running(c, workerAddr); m.Hostname != "wk1" || m.Nodename != "wk1" {
+			t.Errorf("its name is %s, its node's %s", m.Hostname, m.Nodename)
+		}
+		if members, err := c.Members(t.Context()); err != nil || len(members) != 2 || members[1].Nodename != "wk1" {
+			t.Errorf("members %+v, %v", members, err)
+		}
+	})
+}
+
+// read reads one file of the control plane.
+func read(ctx context.Context, c *Client, name string, sizeBytes int64) (text string, err error) {
+	var b bytes.Buffer
+	err = c.Files(ctx, cpAddr, cpUUID, func(ctx context.Context, files cluster.MachineFiles) error {
+		return files.Read(ctx, name, sizeBytes, &b)
+	})
+	return b.String(), err
+}
+
+// paths lists a directory of the control plane.
+func paths(ctx context.Context, c *Client, dir string, deep bool) (list []string, err error) {
+	err = c.Files(ctx, cpAddr, cpUUID, func(ctx context.Context, files cluster.MachineFiles) error {
+		return files.List(ctx, dir, deep, func(f cluster.MachineFile) error {
+			list = append(list, f.Path+" "+f.Mode.String()+" "+f.Link)
+			return nil
+		})
+	})
+	return list, err
+}
+
+func TestFiles(t *testing.T) {
+	inLab(t, func(t *testing.T, l *lab, c *Client) {
+		ctx := t.Context()
+
+		const name, text = "/proc/cmdline", "talos.platform=nocloud\n"
+		must.Equal(t, "read", text, must.Get(read(ctx, c, name, int64(len(text))))(t))
+		for what, test := range map[string]struct {
+			size int64
+			want string
+		}{
+			"too long":  {5, "127.42.7.11: read /proc/cmdline: it is longer than the 5 bytes listed"},
+			"too short": {50, "127.42.7.11: read /proc/cmdline: it ended after 23 of 50 bytes"},
+		} {
+			if _, err := read(ctx, c, name, test.size); err == nil || err.Error() != test.want {
+				t.Errorf("%s: %v", what, err)
+			}
+		}
+		want := []string{
+			"/usr/local/share/ca-certificates Lrwxrwxrwx /etc/ssl", "/usr/local/share/schematic drwxr-xr-x ", "/usr/local/share/schematic/cafe -rw-r--r-- ",
+		}
+		if got, err := paths(ctx, c, "/usr/local/share", true); !slices.Equal(got, want) || err != nil {
+			t.Errorf("list: %q, %v", got, err)
+		}
+		if got, err := paths(ctx, c, "/usr/local/share", false); !slices.Equal(got, want[:2]) || err != nil {
+			t.Errorf("list one level: %q, %v", got, err)
+		}
+		if _, err := paths(ctx, c, "/usr/none", true); !errors.Is(err, cluster.ErrNotFound) {
+			t.Errorf("list a missing directory: %v", err)
+		}
+
+		reader := l.client(role.Reader)
+		if _, err := read(ctx, reader, name, 23); err == nil || !strings.Contains(err.Error(), "it takes a talosconfig with the role os:admin to read a node's files: our talosconfig may not: not authorized") {
+			t.Errorf("read as a reader: %v", err)
+		}
+		err := c.Files(ctx, cpAddr, workerUUID, func(context.Context, cluster.MachineFiles) error { return errors.New("it looked") })
+		if fault.KindOf(err) != fault.Refused || !strings.HasSuffix(err.Error(), "none of its files was read") {
+			t.Errorf("another machine: %v", err)
+		}
+		err = c.Files(ctx, netip.MustParseAddr("127.42.7.99"), cpUUID, func(ctx context.Context, files cluster.MachineFiles) error {
+			return files.Read(ctx, name, 1, io.Discard)
+		})
+		if err == nil || errors.Is(err, cluster.ErrNotFound) {
+			t.Errorf("a missing machine is not one without files: %v", err)
+		}
+	})
+}
+
+func TestClaims(t *testing.T) {
+	inLab(t, func(t *testing.T, l *lab, admin *Client) {
+		want := observe.Claims{
+			TalosVersion: labVersion, Arch: "amd64", Platform: "nocloud",
+			Layers: []observe.ExtensionLayer{
+				{Name: "qemu-guest-agent", Version: "10.0.2"},
+				{Name: "iscsi-tools", Version: "v0.2.0"},
+				{Name: "schematic", Version: "cafe", Author: "Image Factory (http://127.0.0.1:8080)", ExtraInfo: image().SchematicYAML},
+				{Name: "modules.dep", Version: "6.18.0-talos"},
+			},
+			Booted: observe.BootClaims{Entry: "talos-v1.13.9.efi", Next: "talos-v1.13.9.efi", UKI: new(true), Cmdline: true},
+		}
+		for _, r := range []role.Role{role.Admin, role.Reader} {
+			if r == role.Reader {
+				want.Booted.Next = "" // it is in a file
+			}
+			must.Equal(t, string(r), want, must.Get(l.client(r).Claims(t.Context(), cpAddr, cpUUID))(t))
+		}
+		if _, err := l.client(role.Admin).Claims(t.Context(), cpAddr, workerUUID); fault.KindOf(err) != fault.Refused {
+			t.Errorf("another machine: %v", err)
+		}
+	})
+}
+
+// TestTaken: only an address that stays silent is free.
+func TestTaken(t *testing.T) {
+	inLab(t, func(t *testing.T, l *lab, admin *Client) {
+		raw := must.Get(l.cluster.Talosconfig(role.Admin, "127.42.7.99:50000"))(t)
+		c := l.clientWith(Options{Talosconfig: raw})
+		if _, err := l.net.Listen("127.42.7.12:9999"); err != nil {
+			t.Fatal(err)
+		}
+		for addr, want := range map[string]string{
+			cpAddr.String(): "a host that answers at 127.42.7.11:50000", // and asks for a certificate
+			"127.42.7.12":   "a host that refuses connections to 127.42.7.12:50000",
+			"127.42.7.98":   "",
+			"127.42.7.99":   "an endpoint of the talosconfig",
+		} {
+			must.Equal(t, addr, want, must.Get(c.Taken(t.Context(), netip.MustParseAddr(addr)))(t))
+		}
+	})
+}
+
+// TestTakenByNetworkErrors: the network's word about an address counts only if it is about that address.
+func TestTakenByNetworkErrors(t *testing.T) {
+	const proxy = "127.42.7.200:1080"
+	failed := func(op, at string, err error) func(string) error {
+		return func(to string) error {
+			addr, _ := net.ResolveTCPAddr("tcp", cmp.Or(at, to))
+			return &net.OpError{Op: op, Net: "tcp", Addr: addr, Err: err}
+		}
+	}
+	type row struct {
+		err     func(to string) error // nothing comes back at all
+		taken   bool
+		unknown bool
+	}
+	each(t, map[string]row{
+		"silence":                {},
+		"timeout":                {err: failed("dial", "", syscall.ETIMEDOUT)},
+		"no such host":           {err: failed("dial", "", syscall.EHOSTUNREACH)},
+		"refused":                {err: failed("dial", "", syscall.ECONNREFUSED), taken: true},
+		"reset":                  {err: failed("dial", "", syscall.ECONNRESET), taken: true},
+		"no network":             {err: failed("dial", "", syscall.ENETUNREACH), unknown: true},
+		"forbidden":              {err: failed("dial", "", syscall.EACCES), unknown: true},
+		"a proxy is not there":   {err: failed("dial", proxy, syscall.EHOSTUNREACH), unknown: true},
+		"a proxy is silent":      {err: failed("dial", proxy, syscall.ETIMEDOUT), unknown: true},
+		"a proxy finds no host":  {err: failed("socks connect", "", syscall.EHOSTUNREACH), unknown: true},
+		"a proxy says something": {err: func(string) error { return errors.New("502 Bad Gateway") }, unknown: true},
+	}, func(t *testing.T, _ string, c row) {
+		l := newLab(t)
+		raw := must.Get(l.cluster.Talosconfig(role.Admin, cpAddr.String()))(t)
+		way := l.clientWith(Options{Talosconfig: raw, Dial: func(ctx context.Context, _, to string) (net.Conn, error) {
+			if c.err != nil {
+				return nil, c.err(to)
+			}
+			<-ctx.Done()
+			addr, _ := net.ResolveTCPAddr("tcp", to)
+			return nil, &net.OpError{Op: "dial", Net: "tcp", Addr: addr, Err: ctx.Err()}
+		}})
+		began := time.Now()
+		by, err := way.Taken(t.Context(), netip.MustParseAddr("127.42.7.98"))
+		if (by != "") != c.taken || (err != nil) != c.unknown || c.unknown && !strings.Contains(err.Error(), "check whether 127.42.7.98") || len(fault.Hints(err)) == 0 && c.unknown {
+			t.Errorf("%q, %v, hints %q", by, err, fault.Hints(err))
+		}
+		if took := time.Since(began); took > 10*time.Second {
+			t.Errorf("it took %s", took)
+		}
+	})
+}
+
+// ofRole is the configuration of a node with the defaults of a release.
+func ofRole(t *testing.T, role machine.Type, bundle *secrets.Bundle, contract *config.VersionContract, endpoint string) cluster.Secret {
+	t.Helper()
+	in := must.Get(generate.NewInput("home", endpoint, "1.35.4", generate.WithSecretsBundle(bundle), generate.WithVersionContract(contract)))(t)
+	return must.Get(must.Get(in.Config(role))(t).EncodeBytes(encoder.WithComments(encoder.CommentsDisabled)))(t)
+}
+
+// TestConfigEffect: what another configuration does to a node, whichever documents it is written in.
+func TestConfigEffect(t *testing.T) {
+	t.Parallel()
+	const here = "https://10.0.0.1:6443"
+	ours := must.Get(secrets.NewBundle(secrets.NewClock(), nil))(t)
+	old := ofRole(t, machine.TypeControlPlane, ours, config.TalosVersion1_13, here)
+	with := func(line string) cluster.Secret {
+		return cluster.Secret(strings.Replace(string(old), "machine:\n", "machine:\n    "+line+"\n", 1))
+	}
+	type row struct {
+		wanted   cluster.Secret
+		identity []string
+		reboot   []string
+		unknown  []string
+	}
+	must.Each(t, map[string]row{
+		"the same":                     {wanted: old},
+		"the documents of 1.14":        {wanted: ofRole(t, machine.TypeControlPlane, ours, config.TalosVersion1_14, here), reboot: []string{"SecurityProfileConfig"}},
+		"another endpoint":             {wanted: ofRole(t, machine.TypeControlPlane, ours, config.TalosVersion1_13, "https://10.0.0.2:6443"), identity: []string{"the cluster's endpoint"}},
+		"a sysctl":                     {wanted: with(`sysctls: {vm.swappiness: "1"}`)},
+		"an annotation":                {wanted: with("nodeAnnotations: {rack: r7}")},
+		"a rule of udev":               {wanted: with(`udev: {rules: ["x"]}`), reboot: []string{"machine.udev.rules"}},
+		"an argument of etcd":          {wanted: cluster.Secret(strings.Replace(string(old), "    etcd:\n", "    etcd:\n        extraArgs: {max-wals: \"7\"}\n", 1)), reboot: []string{"cluster.etcd.extraArgs.max-wals"}},
+		"a registry's password":        {wanted: append(slices.Clip(old), "---\napiVersion: v1alpha1\nkind: RegistryAuthConfig\nname: ghcr.io\nusername: u\npassword: p\n"...), reboot: []string{"RegistryAuthConfig"}},
+		"a module of the kernel":       {wanted: with("kernel: {modules: [{name: zfs}]}")},
+		"an argument of the scheduler": {wanted: cluster.Secret(strings.Replace(string(old), "    scheduler:\n", "    scheduler:\n        extraArgs: {v: \"4\"}\n", 1))},
+		"a variable":                   {wanted: with("env: {http_proxy: http://p}"), reboot: []string{"machine.env.http_proxy"}},
+		"a variable in its document":   {wanted: append(slices.Clip(old), "---\napiVersion: v1alpha1\nkind: EnvironmentConfig\nvariables: {http_proxy: http://p}\n"...), reboot: []string{"EnvironmentConfig"}},
+		"a document of a later Talos":  {wanted: append(slices.Clip(old), "---\napiVersion: v1alpha1\nkind: TeleportConfig\nname: x\n"...), unknown: []string{"TeleportConfig of v1alpha1"}},
+	}, func(t *testing.T, tc row) {
+		got, err := (&Client{}).ConfigEffect(old, tc.wanted)
+		if err != nil || !slices.Equal(got.Identity, tc.identity) || !slices.Equal(got.Reboot, tc.reboot) || !slices.Equal(got.Unknown, tc.unknown) {
+			t.Errorf("%+v, %v", got, err)
+		}
+	})
+	for keys, want := range map[string]cluster.Encryption{
+		"{slot: 0, kms: {endpoint: 'https://kms.example'}}":                        {Volume: "u-data", Keys: []string{"kms"}},
+		"{slot: 0, tpm: {checkSecurebootStatusOnEnroll: true}}":                    {Volume: "u-data", Keys: []string{"tpm"}},
+		"{slot: 0, static: {passphrase: hush}}, {slot: 1, nodeID: {}}":             {Volume: "u-data", Keys: []string{"nodeID", "static"}},
+		"{slot: 0, nodeID: {}, lockToState: true}, {slot: 1, tpm: {}}":             {Volume: "u-data", Keys: []string{"nodeID", "tpm"}, LockToState: true},
+		"{slot: 0, tpm: {options: {pcrs: [7]}}, lockToState: true}":                {Volume: "u-data", Keys: []string{"tpm"}, LockToState: true},
+		"{slot: 0, kms: {endpoint: 'https://kms.example'}}, {slot: 1, nodeID: {}}": {Volume: "u-data", Keys: []string{"kms", "nodeID"}},
+	} {
+		file := append(slices.Clip(old), "---\napiVersion: v1alpha1\nkind: UserVolumeConfig\nname: data\nprovisioning: {diskSelector: {match: '!system_disk'}, minSize: 1GB}\nencryption: {provider: luks2, keys: ["+keys+"]}\n"...)
+		must.Equal(t, keys, []cluster.Encryption{want}, must.Get((&Client{}).ConfigEffect(old, file))(t).Encryption)
+	}
+	loaded, other := with("kernel: {modules: [{name: zfs}, {name: nbd, parameters: [a=1]}]}"), with("kernel: {modules: [{name: nbd, parameters: [a=2]}]}")
+	if got, err := (&Client{}).ConfigEffect(loaded, other); err != nil || !slices.Equal(got.Reboot, []string{"parameters of kernel module nbd"}) {
+		t.Errorf("of a loaded module: %q, %v", got.Reboot, err)
+	}
+	of := func(kind string) cluster.Secret {
+		return cluster.Secret(strings.Replace(string(old), "type: controlplane", "type: "+kind, 1))
+	}
+	if got, err := (&Client{}).ConfigEffect(of("init"), old); err != nil || len(got.Identity) > 0 || !slices.Equal(got.Reboot, []string{"machine.type"}) {
+		t.Errorf("of a node of type init that becomes an ordinary control plane: %q, %q, %v", got.Identity, got.Reboot, err)
+	}
+	if got, err := (&Client{}).ConfigEffect(old, of("init")); err != nil || !slices.Equal(got.Identity, []string{cluster.NodeRole}) {
+		t.Errorf("of a control plane that becomes one of type init: %q, %v", got.Identity, err)
+	}
+	theirs := must.Get(secrets.NewBundle(secrets.NewClock(), nil))(t)
+	got, err := (&Client{}).ConfigEffect(old, ofRole(t, machine.TypeControlPlane, theirs, config.TalosVersion1_13, here))
+	if same := 3; len(identities)-same != len(got.Identity) || err != nil { // role, endpoint and name
+		t.Errorf("of another cluster: %q, %v", got.Identity, err)
+	}
+}
+
+// TestFilesOfTwoRoles: a worker's configuration is held against a control plane's in what both have, in
+// whatever documents, and each against the talosconfig.
+func TestFilesOfTwoRoles(t *testing.T) {
+	t.Parallel()
+	ours, theirs := must.Get(secrets.NewBundle(secrets.NewClock(), nil))(t), must.Get(secrets.NewBundle(secrets.NewClock(), nil))(t)
+	mixed, certs := *ours, *ours.Certs
+	mixed.Certs, certs.OS = &certs, theirs.Certs.OS
+	foreign, kubernetes := *ours, *ours.Certs
+	foreign.Certs, kubernetes.K8s = &kubernetes, theirs.Certs.K8s // the CA of another Kubernetes
+	const here = "https://10.0.0.1:6443"
+	m := &Client{config: &clientconfig.Config{Context: "c", Contexts: map[string]*clientconfig.Context{"c": {CA: base64.StdEncoding.EncodeToString(ours.Certs.OS.Crt)}}}}
+	for _, contract := range []*config.VersionContract{config.TalosVersion1_12, config.TalosVersion1_13, config.TalosVersion1_14} {
+		runs := ofRole(t, machine.TypeControlPlane, ours, contract, here)
+		same, other := ofRole(t, machine.TypeWorker, ours, contract, here), ofRole(t, machine.TypeWorker, &mixed, contract, here)
+		if got, err := m.ConfigEffect(runs, same); err != nil || !slices.Equal(got.Identity, []string{cluster.NodeRole}) {
+			t.Errorf("%v: of the same cluster: %q, %v", contract, got.Identity, err)
+		}
+		if got, err := m.ConfigEffect(runs, other); err != nil || !slices.Equal(got.Identity, []string{cluster.NodeRole, cluster.TalosCA}) {
+			t.Errorf("%v: with the CA of another: %q, %v", contract, got.Identity, err)
+		}
+		apart := ofRole(t, machine.TypeWorker, &foreign, contract, here)
+		for what, files := range map[string][2]cluster.Secret{"beside a control plane": {runs, apart}, "of a control plane beside a worker": {apart, runs}, "beside a worker": {same, apart}} {
+			want := []string{cluster.NodeRole, kubernetesCA}
+			if what == "beside a worker" {
+				want = want[1:]
+			}
+			if got, err := m.ConfigEffect(files[0], files[1]); err != nil || !slices.Equal(got.Identity, want) {
+				t.Errorf("%v: with the CA of another Kubernetes, %s: %q, %v", contract, what, got.Identity, err)
+			}
+		}
+		if got, err := m.ConfigEffect(same, same); err != nil || len(got.Identity) > 0 {
+			t.Errorf("%v: of the same worker: %q, %v", contract, got.Identity, err)
+		}
+		for text, want := range map[string]bool{string(runs): true, string(same): true, string(other): false} {
+			if trusted, known, err := m.TrustedCA(cluster.Secret(text)); trusted != want || !known || err != nil {
+				t.Errorf("%v: trusted %v, known %v, %v", contract, trusted, known, err)
+			}
+		}
+	}
+	m.config.Contexts["c"].CA = ""
+	if _, known, err := m.TrustedCA(nil); known || err != nil {
+		t.Errorf("a talosconfig without a CA: %v, %v", known, err)
+	}
+}
+
+func TestKubeletGates(t *testing.T) {
+	t.Parallel()
+	got := kubeletGates(&k8s.KubeletSpecSpec{
+		Args:   []string{"--v=2", "--feature-gates=A=true,B=false"},
+		Config: map[string]any{"featureGates": map[string]any{"C": true}},
+	})
+	if want := []string{"A=true", "B=false", "C"}; !slices.Equal(got, want) {
+		t.Errorf("%q, want %q", got, want)
+	}
+}
+
+// TestSameConfig: the formatting of a configuration does not matter.
+func TestSameConfig(t *testing.T) {
+	t.Parallel()
+	const config = "version: v1alpha1\nmachine:\n  type: worker\n---\napiVersion: v1alpha1\nkind: HostnameConfig\nhostname: wk1\n"
+	for name, tc := range map[string]struct {
+		other string
+		same  bool
+	}{
+		"the same":          {config, true},
+		"a comment":         {"# mine\n" + config, true},
+		"an empty one":      {config + "---\n", true},
+		"another type":      {"version: v1alpha1\nmachine:\n  type: controlplane\n---\napiVersion: v1alpha1\nkind: HostnameConfig\nhostname: wk1\n", false},
+		"one document less": {"version: v1alpha1\nmachine:\n  type: worker\n", false},
+		"unreadable":        {"\tversion", false},
+	} {
+		must.Equal(t, name, tc.same, sameConfig([]byte(config), []byte(tc.other)))
 	}
 }
