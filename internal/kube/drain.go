@@ -107,10 +107,7 @@ func (l *leaving) String() string { return l.pod.Namespace + "/" + l.pod.Name }
 func (d *draining) until(ctx context.Context, timeout time.Duration) error {
 	w := wait.For{
 		Name: "drain node " + d.node, Every: d.poll, Timeout: timeout,
-		Watches: []wait.Watch{
-			d.watchPods,
-			d.watchBudgets,
-		},
+		Watches: []wait.Watch{d.watchPods, d.watchBudgets},
 	}
 	return wait.Until(ctx, w, func(ctx context.Context) (bool, string, error) {
 		done, err := d.sweep(ctx)

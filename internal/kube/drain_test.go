@@ -412,9 +412,7 @@ func serveEach(t *testing.T, answer func(*http.Request) (page, bool)) *kube.Clie
 	kubeconfig := fmt.Sprintf("apiVersion: v1\nkind: Config\ncurrent-context: x\nclusters: [{name: x, cluster: {server: %q}}]\n"+
 		"users: [{name: x, user: {token: t}}]\ncontexts: [{name: x, context: {cluster: x, user: x}}]\n", srv.URL)
 	c := must.Get(kube.New([]byte(kubeconfig), kube.Options{}))(t)
-	t.Cleanup(func() {
-		must.Do(t, c.Close())
-	})
+	t.Cleanup(func() { must.Do(t, c.Close()) })
 	return c
 }
 

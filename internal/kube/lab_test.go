@@ -86,9 +86,7 @@ func connect(t *testing.T, net *network.Network, ca []byte, pair keyPair) *kube.
 	kubeconfig, err := kubeapi.Kubeconfig("lab", "https://"+apiAddr, ca, pair.cert, pair.key)
 	must.Do(t, err)
 	c := must.Get(kube.New(kubeconfig, kube.Options{Dial: net.Dialer().DialContext, Poll: 2 * time.Second}))(t)
-	t.Cleanup(func() {
-		must.Do(t, c.Close())
-	})
+	t.Cleanup(func() { must.Do(t, c.Close()) })
 	return c
 }
 

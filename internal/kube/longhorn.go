@@ -116,9 +116,7 @@ type longhornContents struct {
 	known           bool // whether that is all
 }
 
-func (c longhornContents) empty() bool {
-	return c.known && len(c.replicas)+c.images+c.orphans == 0
-}
+func (c longhornContents) empty() bool { return c.known && len(c.replicas)+c.images+c.orphans == 0 }
 
 func (c longhornContents) String() string {
 	if len(c.replicas)+c.images+c.orphans == 0 {

@@ -378,9 +378,8 @@ func differing(have, want map[string]string, skip func(string) bool) map[string]
 	return d
 }
 
-// owners knows which program owns a key on a Node. A key that a program writes itself must not be carried over: at
-// best the program writes it again, at worst the old value belongs to a machine that is gone (flannel's MAC, a CSI
-// node ID).
+// owners knows which program owns a key on a Node. A key that a program writes itself must not be carried over: at best
+// the program writes it again, at worst the old value belongs to a machine that is gone (flannel's MAC, a CSI node ID).
 type owners struct {
 	talosLabels, talosAnnotations, talosTaints []string // from the machine configuration, as Talos records them
 	cloud                                      bool     // a cloud controller manages the node

@@ -191,9 +191,7 @@ func TestAPIServer(t *testing.T) {
 		listener := must.Get(l.net.Listen(addr))(t)
 		served := make(chan error, 1)
 		go func() { served <- l.Serve(t.Context(), listener, who) }()
-		t.Cleanup(func() {
-			must.Do(t, <-served)
-		})
+		t.Cleanup(func() { must.Do(t, <-served) })
 		return netip.MustParseAddrPort(addr)
 	}
 	ready := serve("127.42.7.11:6443", false)

@@ -235,8 +235,7 @@ const (
 
 // cephRedundancy are the health checks of Ceph that say that data has fewer copies than it should have, or none
 // (https://docs.ceph.com/en/latest/rados/operations/health-checks/). Rook writes "error" where Ceph did not answer
-// (cephStatusOnError in cephstatus.go). OSD_DOWN is not among them: once a down OSD's data is elsewhere, nothing
-// lacks.
+// (cephStatusOnError in cephstatus.go). OSD_DOWN is not among them: once a down OSD's data is elsewhere, nothing lacks.
 var cephRedundancy = []string{"PG_AVAILABILITY", "PG_DEGRADED", "PG_DAMAGED", "PG_RECOVERY_FULL", "OBJECT_UNFOUND", "error"}
 
 // cephCluster is the part that we read of Rook's CephCluster
@@ -372,8 +371,7 @@ func (ceph cephCluster) check(code string) string {
 }
 
 // voters says which monitors are in quorum; doubt is why that is not known. MON_DOWN ends with the names of the
-// monitors in quorum: "1/3 mons down, quorum a,b" (HealthMonitor::check_mon_health in Ceph's
-// src/mon/HealthMonitor.cc).
+// monitors in quorum: "1/3 mons down, quorum a,b" (HealthMonitor::check_mon_health in Ceph's src/mon/HealthMonitor.cc).
 func (ceph cephCluster) voters(monitors []cephDaemon, now time.Time) (out []replica.Voter, doubt string) {
 	down, names := ceph.check("MON_DOWN"), []string(nil)
 	if down != "" {

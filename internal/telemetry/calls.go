@@ -111,8 +111,7 @@ type watched struct {
 	inner  http.RoundTripper
 }
 
-// RoundTrip implements http.RoundTripper. It adds no trace headers: these servers do not
-// take part in a trace.
+// RoundTrip implements http.RoundTripper. It adds no trace headers: these servers do not take part in a trace.
 func (w *watched) RoundTrip(req *http.Request) (*http.Response, error) {
 	c := &call{
 		server: w.server, method: req.Method, path: req.URL.Path, host: req.URL.Host,

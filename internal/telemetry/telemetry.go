@@ -112,8 +112,7 @@ func (t *Telemetry) Cluster(name string) {
 	t.root.SetAttributes(attrCluster.String(name))
 }
 
-// Began opens the log of a run in its directory and writes what was logged before. It is
-// pipeline.RollOptions.Began.
+// Began opens the log of a run in its directory and writes what was logged before. It is pipeline.RollOptions.Began.
 func (t *Telemetry) Began(run, dir string) {
 	if t == nil {
 		return
@@ -247,8 +246,7 @@ func queue(env func(string) string) sdktrace.BatchSpanProcessorOption {
 	}
 }
 
-// wantsTraces says whether the environment asks for traces, in the protocol that recast
-// speaks.
+// wantsTraces says whether the environment asks for traces, in the protocol that recast speaks.
 func wantsTraces(env func(string) string) (bool, error) {
 	const traces = "OTEL_EXPORTER_OTLP_TRACES_"
 	switch {
@@ -354,8 +352,7 @@ func (s *sink) Write(line []byte) (int, error) {
 	return len(line), nil
 }
 
-// keep buffers a line until a run begins; if the buffer is full, it drops the oldest
-// lines.
+// keep buffers a line until a run begins; if the buffer is full, it drops the oldest lines.
 func (s *sink) keep(line []byte) {
 	if len(s.pending)+len(line) > maxPending {
 		_, newer, _ := bytes.Cut(s.pending[len(s.pending)/2:], []byte("\n"))
@@ -440,8 +437,7 @@ func (s *sink) close() {
 	}
 }
 
-// checkMetricsFile detects an unwritable metrics file before the command, which may take
-// hours.
+// checkMetricsFile detects an unwritable metrics file before the command, which may take hours.
 func checkMetricsFile(path string) error {
 	if isSpecial(path) {
 		return nil

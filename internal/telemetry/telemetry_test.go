@@ -313,8 +313,7 @@ func TestNilTelemetry(t *testing.T) {
 	}
 }
 
-// parse reads a metrics file: values, or counts of summaries, by name and labels without
-// cluster and command.
+// parse reads a metrics file: values, or counts of summaries, by name and labels without cluster and command.
 func parse(t *testing.T, path string) map[string]float64 {
 	t.Helper()
 	parser := expfmt.NewTextParser(model.UTF8Validation)

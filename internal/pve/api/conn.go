@@ -287,9 +287,8 @@ func (m *memory) ask(path string, a *answer, out any, ask func(out any) error) e
 const (
 	dialTimeout  = 10 * time.Second
 	stallTimeout = 60 * time.Second // how long a peer may accept no data
-	// headerTimeout bounds the wait for the answer to a change once it is sent. It
-	// is well above the 30 s after which the entry node gives up on the node that it
-	// forwarded the request to, and reports that (AnyEvent.pm, proxy_request).
+	// headerTimeout bounds the wait for the answer to a change once it is sent. It is well above the 30 s after which the
+	// entry node gives up on the node that it forwarded the request to, and reports that (AnyEvent.pm, proxy_request).
 	headerTimeout = 90 * time.Second
 	// readTimeout bounds one attempt at a read. It is a little above 30 s for the same reason.
 	readTimeout = 40 * time.Second
