@@ -114,9 +114,7 @@ func TestDrainEvictsAllButTheNodesOwnPods(t *testing.T) {
 		gone := slices.IndexFunc(said, func(s string) bool {
 			return strings.HasPrefix(s, "pod default/web-") && strings.HasSuffix(s, " is gone")
 		})
-		if gone < 0 {
-			t.Errorf("no line about a pod of web: %q", said)
-		}
+		must.Not(t, gone < 0, "no line about a pod of web: %q", said)
 	})
 }
 
@@ -254,9 +252,8 @@ func TestDrainRespectsRequestedPause(t *testing.T) {
 			}
 		})
 		must.Do(t, c.Drain(t.Context(), "wk1", cluster.DrainOptions{Timeout: 2 * time.Minute}, func(string) {}))
-		if len(asked) != 3 || asked[1]-asked[0] < 8*time.Second || asked[1]-asked[0] > 12*time.Second || asked[2]-asked[1] > 34*time.Second {
-			t.Errorf("asked at %v", asked)
-		}
+		must.Not(t, len(asked) != 3 || asked[1]-asked[0] < 8*time.Second || asked[1]-asked[0] > 12*time.Second || asked[2]-asked[1] > 34*time.Second,
+			"asked at %v", asked)
 	})
 }
 
@@ -519,9 +516,8 @@ func TestReadsFailClosed(t *testing.T) {
 			t.Fatalf("err = %v, want %q and not ErrNotFound", err, tc.want)
 		}
 		must.FailAs(t, err, tc.kind)
-		if hints := fault.Hints(err); tc.kind == fault.Refused && len(hints) != 1 {
-			t.Errorf("hints = %q", hints)
-		}
+		hints := fault.Hints(err)
+		must.Not(t, tc.kind == fault.Refused && len(hints) != 1, "hints = %q", hints)
 	})
 }
 
@@ -579,9 +575,8 @@ func TestForeignTextIsOneLine(t *testing.T) {
 		if err != nil {
 			text = err.Error()
 		}
-		if !strings.Contains(text, "bad") || !strings.Contains(text, "fake line") || strings.ContainsAny(text, "\x1b\a\r\n\u202e\u2028\x7f") {
-			t.Errorf("%q", text)
-		}
+		must.Not(t, !strings.Contains(text, "bad") || !strings.Contains(text, "fake line") || strings.ContainsAny(text, "\x1b\a\r\n\u202e\u2028\x7f"),
+			"%q", text)
 	})
 }
 
@@ -725,9 +720,8 @@ func TestOwnNode(t *testing.T) {
 			c.change(l, &own)
 		}
 		got, err := l.in(t, own).OwnNode(t.Context())
-		if got != c.want || (err != nil) != (c.err != "") || err != nil && (!strings.Contains(err.Error(), c.err) || fault.KindOf(err) != c.kind) {
-			t.Errorf("node %q, %v (kind %d); want %q, %q (kind %d)", got, err, fault.KindOf(err), c.want, c.err, c.kind)
-		}
+		must.Not(t, got != c.want || (err != nil) != (c.err != "") || err != nil && (!strings.Contains(err.Error(), c.err) || fault.KindOf(err) != c.kind),
+			"node %q, %v (kind %d); want %q, %q (kind %d)", got, err, fault.KindOf(err), c.want, c.err, c.kind)
 	})
 }
 
@@ -798,12 +792,10 @@ func TestDrainOfOwnNode(t *testing.T) {
 		evictions := slices.DeleteFunc(slices.Clone(said), func(s string) bool {
 			return !strings.HasPrefix(s, "evicting pod ") && !strings.HasPrefix(s, "deleting pod ")
 		})
-		if len(evictions) < 2 || !strings.HasPrefix(evictions[len(evictions)-1], c.last) {
-			t.Errorf("it says %q, want %q last", said, c.last)
-		}
-		if c.spared == slices.Contains(evictions, "evicting pod default/roll-x") {
-			t.Errorf("it says %q; its own pod spared: want %t", said, c.spared)
-		}
+		must.Not(t, len(evictions) < 2 || !strings.HasPrefix(evictions[len(evictions)-1], c.last),
+			"it says %q, want %q last", said, c.last)
+		must.Not(t, c.spared == slices.Contains(evictions, "evicting pod default/roll-x"),
+			"it says %q; its own pod spared: want %t", said, c.spared)
 	})
 }
 
@@ -838,7 +830,5 @@ func (l *lab) forget(t *testing.T, pod string) {
 	if err == nil {
 		_, err = l.Store().Delete(t.Context(), store.Pods(), "default", pod, metav1.DeleteOptions{GracePeriodSeconds: new(int64)})
 	}
-	if err != nil {
-		t.Error(err)
-	}
+	must.Not(t, err != nil, "%v", err)
 }

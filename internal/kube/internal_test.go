@@ -69,9 +69,8 @@ func TestWhy(t *testing.T) {
 			why, refused := d.why(l, c.budgets)
 			must.Equal(t, "why, refused", []any{c.why, c.refused}, []any{why, refused})
 			hints := strings.Join(d.hints, "\n")
-			if (hints == "") != (c.hint == "") || !strings.Contains(hints, c.hint) || strings.Contains(hints, "onTimeout: delete") != (c.hint != "" && !deletes) {
-				t.Errorf("deletes: %t, hints %q", deletes, d.hints)
-			}
+			must.Not(t, (hints == "") != (c.hint == "") || !strings.Contains(hints, c.hint) || strings.Contains(hints, "onTimeout: delete") != (c.hint != "" && !deletes),
+				"deletes: %t, hints %q", deletes, d.hints)
 		}
 	})
 }
@@ -93,9 +92,7 @@ func TestRefusedSince(t *testing.T) {
 func TestMayPass(t *testing.T) {
 	t.Parallel()
 	for _, err := range []error{nil, errors.New("annotation"), apierrors.NewUnauthorized("no"), apierrors.NewBadRequest("no")} {
-		if isTransient(err) {
-			t.Errorf("%v may pass", err)
-		}
+		must.Not(t, isTransient(err), "%v may pass", err)
 	}
 }
 
@@ -276,8 +273,7 @@ func TestRegeneratedPathsAreDocumented(t *testing.T) {
 	}
 	text := strings.ReplaceAll(string(page), "\n  ", " ")
 	for who, paths := range by {
-		if row := "- by " + who + ": " + paths + "\n"; !strings.Contains(text, row) {
-			t.Errorf("docs/notes/local-data.md lacks %s", row)
-		}
+		row := "- by " + who + ": " + paths + "\n"
+		must.Not(t, !strings.Contains(text, row), "docs/notes/local-data.md lacks %s", row)
 	}
 }

@@ -451,9 +451,8 @@ func TestAMarkThatCannotBeReadStopsEverything(t *testing.T) {
 				for what, err := range map[string]error{
 					"Nodes": nodesErr, "Cordon": c.Cordon(t.Context(), "wk1", mark("r2")), "Uncordon": c.Uncordon(t.Context(), "wk1"),
 				} {
-					if err == nil || !strings.Contains(err.Error(), "annotation recast.dev/roll of node wk1") || len(fault.Hints(err)) != 1 {
-						t.Errorf("%s: %v, hints %q", what, err, fault.Hints(err))
-					}
+					must.Not(t, err == nil || !strings.Contains(err.Error(), "annotation recast.dev/roll of node wk1") || len(fault.Hints(err)) != 1,
+						"%s: %v, hints %q", what, err, fault.Hints(err))
 				}
 				must.Equal(t, "writes", 0, l.calls.Mutations())
 			})
@@ -532,9 +531,8 @@ func TestCordonGivesUp(t *testing.T) {
 		c.strike(l)
 		start := time.Now()
 		err := client.Cordon(t.Context(), "wk1", mark("r2"))
-		if err == nil || !strings.Contains(err.Error(), c.text) || len(fault.Hints(err)) != c.hints {
-			t.Errorf("%v, hints %q", err, fault.Hints(err))
-		}
+		must.Not(t, err == nil || !strings.Contains(err.Error(), c.text) || len(fault.Hints(err)) != c.hints,
+			"%v, hints %q", err, fault.Hints(err))
 		must.Take(t, start, 0, c.within)
 		must.Equal(t, "cordoned", false, l.cordon(t).Unschedulable)
 	})
@@ -605,9 +603,8 @@ func TestJudgePages(t *testing.T) {
 			add("a", fmt.Sprintf("pvc-%04d", i), map[string]any{"status": map[string]any{"robustness": robustness}})
 		}
 		got, err := l.client(t, "system:masters").Judge(t.Context(), volumes(nil))
-		if err != nil || got.Objects != 1201 || len(got.Failing) != 4 || got.Failing[3].Name != "a/pvc-1200" {
-			t.Errorf("%d objects, %d fail: %v", got.Objects, len(got.Failing), err)
-		}
+		must.Not(t, err != nil || got.Objects != 1201 || len(got.Failing) != 4 || got.Failing[3].Name != "a/pvc-1200",
+			"%d objects, %d fail: %v", got.Objects, len(got.Failing), err)
 		lists := 0
 		for _, call := range l.calls.Calls() {
 			if strings.Contains(fmt.Sprint(call), "/apis/longhorn.io/v1beta2/volumes") {
@@ -647,9 +644,7 @@ func TestJudgeErrors(t *testing.T) {
 		maps.Copy(pages, tc.pages)
 		got, err := serve(t, pages).Judge(t.Context(), tc.gate)
 		if tc.want == "" {
-			if err != nil || !strings.Contains(got.Unserved, "has no kind Review, only ") {
-				t.Errorf("%+v, %v", got, err)
-			}
+			must.Not(t, err != nil || !strings.Contains(got.Unserved, "has no kind Review, only "), "%+v, %v", got, err)
 			return
 		}
 		must.FailAs(t, err, tc.kind, tc.want)
@@ -664,9 +659,7 @@ func TestParseSelector(t *testing.T) {
 		"zone=b": false, "gpu": false, "tier notin (web)": false,
 	} {
 		s, err := kube.ParseSelector(text)
-		if err != nil || s.Text != text || s.Matches(has) != want {
-			t.Errorf("%s: %v, want %v; %v", text, !want, want, err)
-		}
+		must.Not(t, err != nil || s.Text != text || s.Matches(has) != want, "%s: %v, want %v; %v", text, !want, want, err)
 	}
 	for _, text := range []string{"", " ", "zone in a", "zone=a b", "a=b=c"} {
 		if _, err := kube.ParseSelector(text); fault.KindOf(err) != fault.Config || !strings.HasPrefix(err.Error(), "selector ") {

@@ -150,9 +150,7 @@ func TestWatchReplicas(t *testing.T) {
 		}
 		cancel()
 		must.FailIs(t, <-ended, context.Canceled)
-		if len(told) != 2 || <-told || !<-told {
-			t.Errorf("told %d times", len(told))
-		}
+		must.Not(t, len(told) != 2 || <-told || !<-told, "told %d times", len(told))
 	})
 }
 
@@ -208,9 +206,8 @@ func TestReplicasOfCeph(t *testing.T) {
 		other := maps.Clone(pages)
 		other["/apis/ceph.rook.io/v1/cephclusters"] = list("List", `{"metadata":{"namespace":"rook-ceph","name":"ceph"},"spec":{"disruptionManagement":{`+managed+`}}}`)
 		got, err := serve(t, other).Replicas(t.Context())
-		if err != nil || got[0].Patience != patience || got[0].Waits == "" || strings.Contains(got[0].Remedy, "noout") != (patience == 10*time.Minute) {
-			t.Errorf("%s: %v, %+v", managed, err, got)
-		}
+		must.Not(t, err != nil || got[0].Patience != patience || got[0].Waits == "" || strings.Contains(got[0].Remedy, "noout") != (patience == 10*time.Minute),
+			"%s: %v, %+v", managed, err, got)
 	}
 	pages["/apis/ceph.rook.io/v1/cephclusters"] = forbidden(t, "cephclusters", "ceph.rook.io")
 	must.FailAs(t, must.Err(serve(t, pages).Replicas(t.Context())), fault.Refused, `cannot list resource "cephclusters"`)
@@ -235,9 +232,8 @@ func checkReplicas(t *testing.T, pages func() map[string]page, cases map[string]
 		got, err := serve(t, all).Replicas(t.Context())
 		if tc.fails != "" {
 			must.Fail(t, err, tc.fails)
-			if refused := tc.page.code == http.StatusForbidden; refused != (fault.KindOf(err) == fault.Refused) {
-				t.Errorf("kind %v", fault.KindOf(err))
-			}
+			refused := tc.page.code == http.StatusForbidden
+			must.Not(t, refused != (fault.KindOf(err) == fault.Refused), "kind %v", fault.KindOf(err))
 			return
 		}
 		var want []replica.System
@@ -525,9 +521,8 @@ func TestLonghornMovesWhatAnotherNodeTakes(t *testing.T) {
 			add("longhorn-system", "wk3", tc.other) // a node that the lab does not know: nothing is moved there
 		}
 		data := l.localData(t, l.client(t, "system:masters"), "wk1")
-		if len(data) != 1 || data[0].Command != tc.command || !strings.Contains(data[0].Lift, tc.says) || tc.says == "" && data[0].Lift != "" {
-			t.Errorf("got %+v, want the command %q and %q", data, tc.command, tc.says)
-		}
+		must.Not(t, len(data) != 1 || data[0].Command != tc.command || !strings.Contains(data[0].Lift, tc.says) || tc.says == "" && data[0].Lift != "",
+			"got %+v, want the command %q and %q", data, tc.command, tc.says)
 	})
 }
 
@@ -664,9 +659,8 @@ func TestHoldAndGiveBack(t *testing.T) {
 		require(waitSetting + " of Longhorn is 900 instead of 600")(c.HoldRebuild(t.Context(), "Longhorn", "wk1", "run-1", 15*time.Minute))
 		l.set(t, "1200", "")
 		holds, err = c.Holds(t.Context())
-		if err != nil || !strings.HasSuffix(holds[0].String(), "; someone else has set it to 1200 since") || holds[0].Undo != "kubectl --namespace longhorn-system annotate settings.longhorn.io "+waitSetting+" recast.dev/hold-" {
-			t.Errorf("%v, %v", holds, err)
-		}
+		must.Not(t, err != nil || !strings.HasSuffix(holds[0].String(), "; someone else has set it to 1200 since") || holds[0].Undo != "kubectl --namespace longhorn-system annotate settings.longhorn.io "+waitSetting+" recast.dev/hold-",
+			"%v, %v", holds, err)
 		require(waitSetting + " of Longhorn stays 1200: someone else has set that")(c.GiveBack(t.Context(), "Longhorn", "wk1"))
 		l.requireSetting(t, "1200", "")
 	})
@@ -732,9 +726,8 @@ func TestMayHold(t *testing.T) {
 		must.FailAs(t, reader.MayHold(t.Context(), "Longhorn"), fault.Refused)
 		start := time.Now()
 		_, err := reader.HoldRebuild(t.Context(), "Longhorn", "wk1", "run-1", 15*time.Minute)
-		if fault.KindOf(err) != fault.Refused || len(fault.Hints(err)) == 0 || time.Since(start) > time.Second {
-			t.Errorf("%v, hints %q", err, fault.Hints(err))
-		}
+		must.Not(t, fault.KindOf(err) != fault.Refused || len(fault.Hints(err)) == 0 || time.Since(start) > time.Second,
+			"%v, hints %q", err, fault.Hints(err))
 		l.requireSetting(t, "600", "")
 	})
 }

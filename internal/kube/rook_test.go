@@ -277,8 +277,7 @@ func TestVotersOfCeph(t *testing.T) {
 		edit("/api/v1/namespaces/rook-ceph/pods", `"items":[`, `"items":[`+strings.Join(tc.pods, ","))
 		got := must.Get(serve(t, pages).Replicas(t.Context()))(t)
 		v := got[0].Volumes[0]
-		if diff := cmp.Diff(tc.want, v.Voters); diff != "" || v.Doubt != tc.doubt {
-			t.Errorf("doubt %q (-want +got):\n%s", v.Doubt, diff)
-		}
+		diff := cmp.Diff(tc.want, v.Voters)
+		must.Not(t, diff != "" || v.Doubt != tc.doubt, "doubt %q (-want +got):\n%s", v.Doubt, diff)
 	})
 }

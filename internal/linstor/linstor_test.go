@@ -176,9 +176,8 @@ func TestProperties(t *testing.T) {
 func TestReadFails(t *testing.T) {
 	t.Parallel()
 	for _, path := range []string{"/v1/nodes", "/v1/view/resources", "/v1/resource-definitions", "/v1/resource-groups", "/v1/controller/properties"} {
-		if _, err := look(t, map[string]string{path: "!refused"}); err == nil || err.Error() != "refused" {
-			t.Errorf("%s: %v", path, err)
-		}
+		_, err := look(t, map[string]string{path: "!refused"})
+		must.Not(t, err == nil || err.Error() != "refused", "%s: %v", path, err)
 	}
 }
 
@@ -264,9 +263,8 @@ func TestHolds(t *testing.T) {
 		"/v1/nodes":                 `[{"name":"wk1","connection_status":"ONLINE","props":{"DrbdOptions/AutoEvictAfterTime":"60","Aux/recast.dev/hold":"{\"was\":\"25\",\"set\":\"60\",\"nodes\":{\"wk1\":60}}"}}]`,
 		"/v1/controller/properties": `{"DrbdOptions/AutoEvictAllowEviction":"true"}`,
 	})
-	if err != nil || s.PatienceFor("wk1") != 25*time.Minute || len(s.Held) != 1 || s.Holding("wk1", time.Minute) != time.Hour || s.Holding("wk9", time.Hour) != 0 {
-		t.Errorf("%+v, %v", s, err)
-	}
+	must.Not(t, err != nil || s.PatienceFor("wk1") != 25*time.Minute || len(s.Held) != 1 || s.Holding("wk1", time.Minute) != time.Hour || s.Holding("wk9", time.Hour) != 0,
+		"%+v, %v", s, err)
 }
 
 // TestHoldRefuses: nothing is written over what can't be understood.
@@ -279,9 +277,8 @@ func TestHoldRefuses(t *testing.T) {
 		_, errBack := replica.GiveBack(t.Context(), read, "wk1")
 		_, errHolds := replica.Held(read)
 		for _, err := range []error{errHold, errBack, errHolds} {
-			if fault.KindOf(err) != fault.Refused || len(fault.Hints(err)) == 0 || len(wrote) > 0 {
-				t.Errorf("%q: %v, wrote %q", memo, err, wrote)
-			}
+			must.Not(t, fault.KindOf(err) != fault.Refused || len(fault.Hints(err)) == 0 || len(wrote) > 0,
+				"%q: %v, wrote %q", memo, err, wrote)
 		}
 	}
 }

@@ -173,9 +173,8 @@ func TestConfig(t *testing.T) {
 			text, found, err := source.Config(t.Context(), "wk1")
 			switch {
 			case c.err != "":
-				if err == nil || !strings.Contains(err.Error(), c.err) || fault.KindOf(err) != c.kind || !strings.Contains(strings.Join(fault.Hints(err), ";"), c.hint) || found {
-					t.Errorf("kind %v, hints %q: %v", fault.KindOf(err), fault.Hints(err), err)
-				}
+				must.Not(t, err == nil || !strings.Contains(err.Error(), c.err) || fault.KindOf(err) != c.kind || !strings.Contains(strings.Join(fault.Hints(err), ";"), c.hint) || found,
+					"kind %v, hints %q: %v", fault.KindOf(err), fault.Hints(err), err)
 			case err != nil || string(text) != c.want || found != (c.want != ""):
 				t.Errorf("%q, %t, %v; want %q", text, found, err, c.want)
 			}
@@ -188,9 +187,7 @@ func TestConfig(t *testing.T) {
 func requireNoOutput(t *testing.T) {
 	t.Helper()
 	left, err := filepath.Glob(filepath.Join(inMemory(), outputPrefix+"*"))
-	if err != nil || len(left) > 0 {
-		t.Errorf("%q, %v are left", left, err)
-	}
+	must.Not(t, err != nil || len(left) > 0, "%q, %v are left", left, err)
 }
 
 // A program runs once, however many nodes ask, and fails once.
@@ -201,9 +198,8 @@ func TestRunsOnce(t *testing.T) {
 			s := w.open()
 			for _, node := range []string{"wk1", "wk2", "wk3", "wk1"} {
 				text, _, err := s.Config(t.Context(), node)
-				if (err != nil) != (exit == "1") || err == nil && string(text) != strings.TrimPrefix(node, "wk")+"\n" {
-					t.Errorf("%s: %q, %v", node, text, err)
-				}
+				must.Not(t, (err != nil) != (exit == "1") || err == nil && string(text) != strings.TrimPrefix(node, "wk")+"\n",
+					"%s: %q, %v", node, text, err)
 			}
 			if runs, err := os.ReadFile(filepath.Join(w.options.Base, "runs")); string(runs) != "run\n" {
 				t.Errorf("it ran: %q, %v", runs, err)
@@ -261,9 +257,8 @@ func TestKubernetesFor(t *testing.T) {
 		"no Talos":              {"newest", "", "", "Talos newest is not a version"},
 	} {
 		got, err := KubernetesFor(tc.talos, tc.wanted)
-		if got != tc.want || (err != nil) != (tc.err != "") || !strings.Contains(fmt.Sprint(err), tc.err) || err != nil && fault.KindOf(err) != fault.Config {
-			t.Errorf("%s: %q, %v; want %q, %q", name, got, err, tc.want, tc.err)
-		}
+		must.Not(t, got != tc.want || (err != nil) != (tc.err != "") || !strings.Contains(fmt.Sprint(err), tc.err) || err != nil && fault.KindOf(err) != fault.Config,
+			"%s: %q, %v; want %q, %q", name, got, err, tc.want, tc.err)
 	}
 }
 
@@ -414,9 +409,7 @@ func TestLeftBehind(t *testing.T) {
 		must.Do(t, os.Chtimes(dir, old, old))
 	}
 	fresh := must.Get(newOutputDir())(t)
-	if _, err := os.Stat(killed.path); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("%s is still there: %v", killed.path, err)
-	}
+	must.FailIs(t, must.Err(os.Stat(killed.path)), os.ErrNotExist)
 	must.Do(t, errors.Join(running.remove(), fresh.remove()))
 	requireNoOutput(t)
 }
@@ -444,9 +437,7 @@ func TestRender(t *testing.T) {
 		t.Helper()
 		s := must.Get(New(Options{Place: "recast.yaml:5:3", Render: &r}))(t)
 		got, found, err := s.Config(t.Context(), node)
-		if err == nil && !found {
-			t.Errorf("no configuration for %s", node)
-		}
+		must.Not(t, err == nil && !found, "no configuration for %s", node)
 		return string(got), err
 	}
 	for node, says := range map[string][]string{

@@ -91,9 +91,8 @@ func TestReplicas(t *testing.T) {
 	must.Each(t, cases, func(t *testing.T, tc row) {
 		s := must.Get(look(t, map[string]string{firstPage: `{"entries":[` + volumeOf("a", tc.target, "Online", 1, tc.replica) + `]}`}))(t)
 		tc.want.Node = "wk1"
-		if v := s.Volumes[0]; v.Replicas[0] != tc.want || v.Robust != tc.want.Healthy {
-			t.Errorf("%+v, want %+v", v, tc.want)
-		}
+		v := s.Volumes[0]
+		must.Not(t, v.Replicas[0] != tc.want || v.Robust != tc.want.Healthy, "%+v, want %+v", v, tc.want)
 	})
 }
 
@@ -101,8 +100,7 @@ func TestReplicas(t *testing.T) {
 func TestReadFails(t *testing.T) {
 	t.Parallel()
 	for _, path := range []string{"/v0/nodes", "/v0/pools", firstPage} {
-		if _, err := look(t, map[string]string{path: "!refused"}); err == nil || err.Error() != "refused" {
-			t.Errorf("%s: %v", path, err)
-		}
+		_, err := look(t, map[string]string{path: "!refused"})
+		must.Not(t, err == nil || err.Error() != "refused", "%s: %v", path, err)
 	}
 }

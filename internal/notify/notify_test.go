@@ -108,9 +108,8 @@ func TestNotify(t *testing.T) {
 		body, ok := strings.CutPrefix(r.requests()[0], "POST /s3cret/path ")
 		const want = `{"event":"failure","command":"roll","cluster":"lab","run":"r1","outcome":"failed","nodes":{"done":["wk1"],"failed":["wk2"],"left":[]},` +
 			`"error":"it is \"broken\" <here>","hints":["mend it"],"started":"2026-01-02T03:04:05Z","ended":"2026-01-02T03:05:05Z","host":"ci","user":"alice","text":"recast roll of lab: failed"}`
-		if !ok || body != want || !json.Valid([]byte(body)) || r.header.Get("Content-Type") != "application/json" || r.header.Get("User-Agent") != "recast" {
-			t.Errorf("it got %q with %v", r.requests(), r.header)
-		}
+		must.Not(t, !ok || body != want || !json.Valid([]byte(body)) || r.header.Get("Content-Type") != "application/json" || r.header.Get("User-Agent") != "recast",
+			"it got %q with %v", r.requests(), r.header)
 	})
 }
 
@@ -122,12 +121,10 @@ func TestHeadersAndTemplate(t *testing.T) {
 			Headers: map[string]string{"Authorization": "AUTH"}, ContentType: "text/x-test",
 			Template: `{"text": {{json .Error}}, "of": "{{join .Nodes.Done ","}}{{.Ended.Sub .Started}}"}`,
 		}, map[string]string{"AUTH": "Bearer s3cret"})
-		if err != nil || r.requests()[0] != `POST /s3cret/path {"text": "it is \"broken\" <here>", "of": "wk11m0s"}` {
-			t.Errorf("%q, %v", r.requests(), err)
-		}
-		if r.header.Get("Authorization") != "Bearer s3cret" || r.header.Get("Content-Type") != "text/x-test" {
-			t.Errorf("headers %v", r.header)
-		}
+		must.Not(t, err != nil || r.requests()[0] != `POST /s3cret/path {"text": "it is \"broken\" <here>", "of": "wk11m0s"}`,
+			"%q, %v", r.requests(), err)
+		must.Not(t, r.header.Get("Authorization") != "Bearer s3cret" || r.header.Get("Content-Type") != "text/x-test",
+			"headers %v", r.header)
 	})
 }
 
@@ -190,12 +187,9 @@ func TestTrouble(t *testing.T) {
 				if want != "" {
 					want = who + want
 				}
-				if got != want || (len(warned) == 1) != (want != "") {
-					t.Errorf("%q, want %q; warned %q", got, want, warned)
-				}
-				if len(r.requests()) != c.asked || took != c.took {
-					t.Errorf("asked %d times in %s, want %d in %s", len(r.requests()), took, c.asked, c.took)
-				}
+				must.Not(t, got != want || (len(warned) == 1) != (want != ""), "%q, want %q; warned %q", got, want, warned)
+				must.Not(t, len(r.requests()) != c.asked || took != c.took,
+					"asked %d times in %s, want %d in %s", len(r.requests()), took, c.asked, c.took)
 			})
 		})
 	}
@@ -207,9 +201,8 @@ func TestUnreachable(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var r receiver
 		_, _, err := sends(t, r.serve(t, nil), Webhook{URL: "http://other.example/s3cret"}, nil)
-		if err == nil || !strings.HasPrefix(err.Error(), "webhook other.example: notice of failure: ") || strings.Contains(err.Error(), "s3cret") {
-			t.Errorf("err = %v", err)
-		}
+		must.Not(t, err == nil || !strings.HasPrefix(err.Error(), "webhook other.example: notice of failure: ") || strings.Contains(err.Error(), "s3cret"),
+			"err = %v", err)
 	})
 }
 
@@ -271,9 +264,7 @@ func TestEnvironment(t *testing.T) {
 				client.hooks[0].on = everyEvent
 				must.Equal(t, "error", said, fmt.Sprint(client.Notify(t.Context(), aNotice)))
 			}
-			if got.Name != c.name || said != c.err {
-				t.Errorf("%s: %q", got.Name, said)
-			}
+			must.Not(t, got.Name != c.name || said != c.err, "%s: %q", got.Name, said)
 		})
 	}
 }
@@ -294,9 +285,8 @@ func TestCheckTemplate(t *testing.T) {
 		`{{index .Nodes.Failed 0}} is it`: "not a valid template: template: template:1:2: executing \"template\" at <index .Nodes.Failed 0>: error calling index: reflect: slice index out of range",
 	} {
 		err := CheckTemplate(text)
-		if got := message(err); want == "" && err != nil || !strings.HasPrefix(got, want) {
-			t.Errorf("%s: %q, want %q", text, got, want)
-		}
+		got := message(err)
+		must.Not(t, want == "" && err != nil || !strings.HasPrefix(got, want), "%s: %q, want %q", text, got, want)
 	}
 }
 
@@ -317,9 +307,7 @@ func TestTemplatesOfTheNotes(t *testing.T) {
 		}
 		body := must.Get(parse(string(f[1])))(t)
 		got, err := (&webhook{body: body}).render(n)
-		if err != nil || !json.Valid(got) && string(got) != n.Text {
-			t.Errorf("%s: %s, %v", f[1], got, err)
-		}
+		must.Not(t, err != nil || !json.Valid(got) && string(got) != n.Text, "%s: %s, %v", f[1], got, err)
 	}
 }
 

@@ -54,9 +54,8 @@ func TestChangeIsNeverRepeated(t *testing.T) {
 		pve1.On("DELETE /nodes/pve1/qemu/101", tc.answer)
 		s.Node(t, "pve2").On("DELETE /nodes/pve1/qemu/101", data(`"`+testUPID+`"`))
 		err := s.client(t, "pve1", "pve2").DeleteVM(t.Context(), cluster.VM{ID: 101, Host: "pve1"})
-		if err == nil || errors.Is(err, cluster.ErrLostAnswer) != tc.lost {
-			t.Errorf("error %v; want a lost answer: %v", err, tc.lost)
-		}
+		must.Not(t, err == nil || errors.Is(err, cluster.ErrLostAnswer) != tc.lost,
+			"error %v; want a lost answer: %v", err, tc.lost)
 		must.Equal(t, "changes", []string{"DELETE /nodes/pve1/qemu/101"}, changes(pve1.Requests()))
 	})
 }
@@ -66,12 +65,9 @@ func TestUnreachable(t *testing.T) {
 		s := newSite(t)
 		err := s.client(t, "pve1", "pve2").DeleteVM(t.Context(), cluster.VM{ID: 101, Host: "pve1"})
 		const want = "DELETE /nodes/pve1/qemu/101: reach Proxmox: pve1:8006: dial tcp pve1:8006: no route to host; pve2:8006: dial tcp pve2:8006: no route to host"
-		if fmt.Sprint(err) != want || errors.Is(err, cluster.ErrLostAnswer) {
-			t.Errorf("error is %v\nwant    %s", err, want)
-		}
-		if hints := fault.Hints(err); len(hints) != 1 || !strings.Contains(hints[0], "proxmox.endpoints") {
-			t.Errorf("hints: %q", hints)
-		}
+		must.Not(t, fmt.Sprint(err) != want || errors.Is(err, cluster.ErrLostAnswer), "error is %v\nwant    %s", err, want)
+		hints := fault.Hints(err)
+		must.Not(t, len(hints) != 1 || !strings.Contains(hints[0], "proxmox.endpoints"), "hints: %q", hints)
 	})
 }
 
@@ -83,12 +79,9 @@ func TestServerThatNeverSpeaks(t *testing.T) {
 		defer cancel()
 		start := time.Now()
 		err := c.DeleteVM(ctx, cluster.VM{ID: 101, Host: "pve1"})
-		if took := time.Since(start); err == nil || took > 2*time.Minute {
-			t.Errorf("error %v after %s", err, took)
-		}
-		if errors.Is(err, cluster.ErrLostAnswer) {
-			t.Errorf("nothing was sent, yet: %v", err)
-		}
+		took := time.Since(start)
+		must.Not(t, err == nil || took > 2*time.Minute, "error %v after %s", err, took)
+		must.Not(t, errors.Is(err, cluster.ErrLostAnswer), "nothing was sent, yet: %v", err)
 	})
 }
 
@@ -98,13 +91,10 @@ func TestCancelledChange(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		err := c.DeleteVM(ctx, cluster.VM{ID: 101, Host: "pve1"})
-		if !errors.Is(err, cluster.ErrLostAnswer) || !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("error is %v", err)
-		}
+		must.Not(t, !errors.Is(err, cluster.ErrLostAnswer) || !errors.Is(err, context.DeadlineExceeded), "error is %v", err)
 		err = c.DeleteVM(ctx, cluster.VM{ID: 101, Host: "pve1"})
-		if errors.Is(err, cluster.ErrLostAnswer) || !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("after the deadline: %v", err)
-		}
+		must.Not(t, errors.Is(err, cluster.ErrLostAnswer) || !errors.Is(err, context.DeadlineExceeded),
+			"after the deadline: %v", err)
 	})
 }
 
@@ -122,9 +112,7 @@ func TestSecretIsNeverShown(t *testing.T) {
 		}
 		o := api.Options{Token: []byte(apitest.Token)}
 		for _, s := range []string{fmt.Sprintf("%v %+v", err, *e), fmt.Sprintf("%v %+v %#v", c, c, c), fmt.Sprintf("%v %+v %#v", o, o, o)} {
-			if strings.Contains(s, apitest.Secret) {
-				t.Errorf("shows the secret: %s", s)
-			}
+			must.Not(t, strings.Contains(s, apitest.Secret), "shows the secret: %s", s)
 		}
 	})
 }
@@ -142,9 +130,8 @@ func TestAuthorizationHints(t *testing.T) {
 	}, func(t *testing.T, pve1 *fake, c *Client, tc row) {
 		pve1.On("GET /cluster/status", tc.answer)
 		_, err := c.Quorate(t.Context())
-		if hints := fault.Hints(err); len(hints) != 1 || !strings.Contains(hints[0], tc.hint) {
-			t.Errorf("hints of %v: %q", err, hints)
-		}
+		hints := fault.Hints(err)
+		must.Not(t, len(hints) != 1 || !strings.Contains(hints[0], tc.hint), "hints of %v: %q", err, hints)
 		must.Equal(t, "kind", tc.kind, fault.KindOf(err))
 	})
 }
@@ -161,16 +148,13 @@ func TestRemember(t *testing.T) {
 			must.Equal(t, path, want, len(slices.DeleteFunc(pve1.Requests(), func(r string) bool { return r != path })))
 		}
 		c.Remember()
-		if e, is := errors.AsType[*api.Error](func() error { _, err := c.Permissions(t.Context(), "/vms"); return err }()); !is || e.Status != 403 {
-			t.Errorf("error is %v", e)
-		}
+		e, is := errors.AsType[*api.Error](func() error { _, err := c.Permissions(t.Context(), "/vms"); return err }())
+		must.Not(t, !is || e.Status != 403, "error is %v", e)
 		var all sync.WaitGroup
 		for range 20 {
 			all.Go(func() {
 				held, err := c.Permissions(t.Context(), "/vms")
-				if err != nil || !held["VM.Audit"] {
-					t.Errorf("%v, %v", held, err)
-				}
+				must.Not(t, err != nil || !held["VM.Audit"], "%v, %v", held, err)
 			})
 		}
 		all.Wait()
@@ -331,9 +315,7 @@ func TestEveryKindOfChange(t *testing.T) {
 	}
 	inEachLab(t, kinds, func(t *testing.T, l lab, c changeKind) {
 		must.Do(t, c.send(t, l))
-		if !slices.ContainsFunc(l.recorder.Calls(), c.is) {
-			t.Error("no such request was sent")
-		}
+		must.Not(t, !slices.ContainsFunc(l.recorder.Calls(), c.is), "no such request was sent")
 	})
 }
 
@@ -476,9 +458,7 @@ func wantError(t *testing.T, err, is error, part string) {
 // within requires no more time to have passed since then.
 func within(t *testing.T, began time.Time, limit time.Duration) {
 	t.Helper()
-	if took := time.Since(began); took > limit {
-		t.Errorf("took %s, more than %s", took, limit)
-	}
+	must.Take(t, began, 0, limit)
 }
 
 // obedient is a guest that powers off on request, after a while.
@@ -558,9 +538,8 @@ func TestVolumesOfEachHost(t *testing.T) {
 			}
 			has := must.Get(l.HasVolume(ctx, c.host, c.volid))(t)
 			owned := must.Get(l.OwnedVolumes(ctx, c.host, storage, owner))(t)
-			if has != c.want || slices.Contains(owned, c.volid) != c.want {
-				t.Errorf("%s on %s: has %t, owned %q; want %t", c.volid, c.host, has, owned, c.want)
-			}
+			must.Not(t, has != c.want || slices.Contains(owned, c.volid) != c.want,
+				"%s on %s: has %t, owned %q; want %t", c.volid, c.host, has, owned, c.want)
 		}
 	})
 }

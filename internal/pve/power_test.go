@@ -94,9 +94,8 @@ func TestUnansweredIsReported(t *testing.T) {
 		}
 		l.armed.Store(true)
 		ctx, unanswered := cluster.WithUnanswered(t.Context())
-		if err := c.do(ctx, t, l.lab); err != nil || unanswered() != c.noted {
-			t.Errorf("error %v; noted: %t, want %t", err, unanswered(), c.noted)
-		}
+		err := c.do(ctx, t, l.lab)
+		must.Not(t, err != nil || unanswered() != c.noted, "error %v; noted: %t, want %t", err, unanswered(), c.noted)
 	})
 }
 
@@ -280,9 +279,7 @@ func TestAddHA(t *testing.T) {
 		pve1.On(haStatus, haUnlisted, haListed)
 		err := c.AddHA(t.Context(), tc.want)
 		must.Equal(t, "error", tc.err, fmt.Sprint(err))
-		if err != nil && tc.post == nil && len(fault.Hints(err)) != 1 {
-			t.Errorf("hints %q", fault.Hints(err))
-		}
+		must.Not(t, err != nil && tc.post == nil && len(fault.Hints(err)) != 1, "hints %q", fault.Hints(err))
 		must.Equal(t, "parameters", tc.sent, params)
 		must.Equal(t, "requests", tc.requests, pve1.Requests())
 	})
@@ -322,12 +319,9 @@ func TestMigration(t *testing.T) {
 func TestMigrate(t *testing.T) {
 	inLab(t, func(t *testing.T, l lab) {
 		vm := l.read(t, 9011)
-		if err := l.Migrate(t.Context(), vm, "pve2"); !api.IsForbidden(err) {
-			t.Errorf("without VM.Migrate: %v", err)
-		}
-		if _, err := l.Migration(t.Context(), vm, "pve2"); fault.KindOf(err) != fault.Refused {
-			t.Errorf("asked without VM.Migrate: %v", err)
-		}
+		err := l.Migrate(t.Context(), vm, "pve2")
+		must.Not(t, !api.IsForbidden(err), "without VM.Migrate: %v", err)
+		must.FailAs(t, must.Err(l.Migration(t.Context(), vm, "pve2")), fault.Refused)
 		l.may("VM.Migrate")
 		l.world.AddStorage(world.Storage{ID: "pool", Type: "rbd", Shared: true, Content: []string{"images"}})
 		must.Do(t, l.world.DefineVM("pve1", 9031, map[string]string{"scsi0": "pool:1"}, nil))
@@ -341,9 +335,7 @@ func TestMigrate(t *testing.T) {
 		must.Do(t, l.AddHA(t.Context(), cluster.HAResource{VMID: 9031, State: "started"}))
 		must.Equal(t, "kind for a VM under HA", fault.Refused, fault.KindOf(l.Migrate(t.Context(), l.read(t, 9031), "pve2")))
 		must.Do(t, l.world.PowerOn(9011))
-		if err := l.Migrate(t.Context(), l.read(t, 9011), "pve2"); err == nil {
-			t.Error("a running VM with local disks was migrated")
-		}
+		must.Not(t, l.Migrate(t.Context(), l.read(t, 9011), "pve2") == nil, "a running VM with local disks was migrated")
 		if now := l.read(t, 9011); now.Host != "pve1" || !now.Running || now.Lock != "" {
 			t.Errorf("after a refused migration: %+v", now)
 		}

@@ -48,9 +48,7 @@ func TestStorage(t *testing.T) {
 			t.Errorf("inactive storage: %+v, error %v", got, err)
 		}
 		for _, storage := range []string{"nosuch", "others"} {
-			if _, err := c.Storage(t.Context(), "pve1", storage); !errors.Is(err, images.ErrNoStorage) {
-				t.Errorf("%s: %v", storage, err)
-			}
+			must.FailIs(t, must.Err(c.Storage(t.Context(), "pve1", storage)), images.ErrNoStorage)
 		}
 		isos := map[string]string{"a.iso": "1048576 true <nil>", "b.iso": "7 true <nil>", "c.iso": "0 false <nil>"}
 		for name, want := range isos {
@@ -64,9 +62,7 @@ func TestStorage(t *testing.T) {
 		for volid, want := range volumes {
 			must.Equal(t, volid, want, must.Get(c.HasVolume(t.Context(), "pve1", volid))(t))
 		}
-		if _, err := c.HasVolume(t.Context(), "pve1", "none"); err == nil {
-			t.Error(`"none" passes for a volume`)
-		}
+		must.Not(t, must.Err(c.HasVolume(t.Context(), "pve1", "none")) == nil, "%v", `"none" passes for a volume`)
 	})
 }
 
@@ -78,9 +74,8 @@ func TestOwnedVolumes(t *testing.T) {
 		for _, want := range [][]string{{"fast:vm-101-disk-0", "fast:vm-101-disk-1"}, nil} {
 			must.Equal(t, "volumes", want, must.Get(c.OwnedVolumes(t.Context(), "pve1", "fast", 101))(t))
 		}
-		if got, err := c.OwnedVolumes(t.Context(), "pve1", "fast", 101); err == nil {
-			t.Errorf("lists %v of a missing storage", got)
-		}
+		got, err := c.OwnedVolumes(t.Context(), "pve1", "fast", 101)
+		must.Not(t, err == nil, "lists %v of a missing storage", got)
 	})
 }
 
@@ -230,17 +225,14 @@ func TestMayDownload(t *testing.T) {
 			pve1.On("GET /access/permissions?path="+url.QueryEscape(path), data(held))
 		}
 		why, err := c.MayDownload(t.Context(), "pve1", "isos")
-		if why != tc.want || err != nil {
-			t.Errorf("why not: %q, want %q; %v", why, tc.want, err)
-		}
+		must.Not(t, why != tc.want || err != nil, "why not: %q, want %q; %v", why, tc.want, err)
 	})
 }
 
 func TestMayDownloadWithoutAnAnswer(t *testing.T) {
 	onNode(t, func(t *testing.T, pve1 *fake, c *Client) {
-		if _, err := c.MayDownload(t.Context(), "pve1", "isos"); err == nil {
-			t.Error("no error although no host answers")
-		}
+		_, err := c.MayDownload(t.Context(), "pve1", "isos")
+		must.Not(t, err == nil, "no error although no host answers")
 	})
 }
 
@@ -306,9 +298,7 @@ func TestDownload(t *testing.T) {
 		pve1.On("GET /nodes/pve1/tasks/"+url.PathEscape(upid)+"/log?limit=500", data(`[]`))
 		err := c.Download(t.Context(), d)
 		wantError(t, err, tc.is, tc.fails)
-		if tc.not != nil && errors.Is(err, tc.not) {
-			t.Errorf("error is %v", err)
-		}
+		must.Not(t, tc.not != nil && errors.Is(err, tc.not), "error is %v", err)
 		must.Equal(t, "sent", tc.sent, len(changes(pve1.Requests())))
 		want := map[string]string{
 			"content": "iso", "filename": "recast-1.iso", "url": isoLink, "verify-certificates": "1",
@@ -335,9 +325,8 @@ func TestDiskImageBecomesADisk(t *testing.T) {
 		size, found, err := l.DiskImage(ctx, "pve1", "disks", u.Name)
 		must.Equal(t, "found", fmt.Sprint(len(content), true, nil), fmt.Sprint(size, found, err))
 		list := must.Get(l.DiskImages(ctx, "pve1", "disks"))(t)
-		if len(list) != 1 || list[0].Name != u.Name || list[0].SizeBytes != int64(len(content)) {
-			t.Errorf("listed are %v", list)
-		}
+		must.Not(t, len(list) != 1 || list[0].Name != u.Name || list[0].SizeBytes != int64(len(content)),
+			"listed are %v", list)
 		isos, err := l.ISOs(ctx, "pve1", "disks")
 		must.Equal(t, "ISOs", fmt.Sprint(0, nil), fmt.Sprint(len(isos), err))
 
@@ -470,9 +459,7 @@ func TestShelf(t *testing.T) {
 		for range 2 { // the second time the answer is lost, and the VM is gone
 			must.Do(t, c.DeleteISO(t.Context(), a))
 		}
-		if err := c.DeleteISO(t.Context(), a); fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), "delete a.iso on storage isos on pve1: ") {
-			t.Errorf("without the privilege: %v", err)
-		}
+		must.FailAs(t, c.DeleteISO(t.Context(), a), fault.Refused, "delete a.iso on storage isos on pve1: ")
 	})
 }
 
@@ -580,16 +567,13 @@ func TestUpload(t *testing.T) {
 		u := isoOf(t, bytes.Repeat([]byte("talos"), 200_000))
 		var last int64
 		u.Progress = func(sent int64) {
-			if sent <= last {
-				t.Errorf("progress goes from %d to %d", last, sent)
-			}
+			must.Not(t, sent <= last, "progress goes from %d to %d", last, sent)
 			last = sent
 		}
 		must.Do(t, c.Upload(t.Context(), u))
 		got.want(t, u)
-		if last != u.SizeBytes || got.length <= last {
-			t.Errorf("progress ends at %d of %d, the request had %d bytes", last, u.SizeBytes, got.length)
-		}
+		must.Not(t, last != u.SizeBytes || got.length <= last,
+			"progress ends at %d of %d, the request had %d bytes", last, u.SizeBytes, got.length)
 	})
 }
 
@@ -602,9 +586,7 @@ func TestFormBeginsEachPartWithItsDisposition(t *testing.T) {
 		t.Fatalf("%d parts", len(parts))
 	}
 	for _, p := range parts {
-		if !strings.HasPrefix(p, "Content-Disposition: form-data; name=") {
-			t.Errorf("part begins %q", p)
-		}
+		must.Not(t, !strings.HasPrefix(p, "Content-Disposition: form-data; name="), "part begins %q", p)
 	}
 }
 
@@ -650,9 +632,8 @@ func TestUploadThatProxmoxWouldRefuse(t *testing.T) {
 		pve1.On(mayUploadPath, data(`{"/storage/isos":{"Datastore.Audit":1}}`))
 		err := c.Upload(t.Context(), isoOf(t, bytes.Repeat([]byte("x"), 1<<20)))
 		const want = "403 Permission check failed (/storage/isos, Datastore.AllocateTemplate)"
-		if err == nil || !strings.Contains(err.Error(), want) || fault.CodeOf(err) != fault.TokenPrivileges || fault.KindOf(err) != fault.Refused {
-			t.Errorf("%v", err)
-		}
+		must.Not(t, err == nil || !strings.Contains(err.Error(), want) || fault.CodeOf(err) != fault.TokenPrivileges || fault.KindOf(err) != fault.Refused,
+			"%v", err)
 		must.Equal(t, "changes", []string{}, changes(pve1.Requests()))
 	})
 }
@@ -717,9 +698,8 @@ func TestUploadWithoutAnswer(t *testing.T) {
 		pve2.On("GET /nodes/pve2/tasks/"+url.PathEscape(copied)+"/log?limit=500", data(`[]`))
 		begun := time.Now()
 		wantError(t, s.client(t, "pve2").Upload(t.Context(), isoOf(t, content)), tc.is, tc.fails)
-		if took := time.Since(begun); tc.quick && took > lateness/2 {
-			t.Errorf("it took %s", took)
-		}
+		took := time.Since(begun)
+		must.Not(t, tc.quick && took > lateness/2, "it took %s", took)
 		must.Equal(t, "sent", tc.sent, len(changes(pve2.Requests())))
 	})
 }
@@ -738,9 +718,8 @@ func TestUploadIsCancelled(t *testing.T) {
 		ended := make(chan error)
 		go func() { ended <- c.Upload(ctx, u) }()
 		synctest.Wait()
-		if n := read.Load(); n > 1<<20 {
-			t.Errorf("%d bytes were read, but none was received", n)
-		}
+		n := read.Load()
+		must.Not(t, n > 1<<20, "%d bytes were read, but none was received", n)
 		begun := time.Now()
 		cancel()
 		if err := <-ended; !errors.Is(err, context.Canceled) || time.Since(begun) > time.Second {
@@ -788,16 +767,10 @@ func TestUploadMemory(t *testing.T) {
 	got := measureUpload(t)
 	t.Logf("%d MiB at %d MiB/s; %.1f MiB idle, peak %.1f MiB above that; cancelled in %s, %.1f MiB ahead of the server",
 		hugeBytes>>20, int(hugeBytes/got.took.Seconds())>>20, got.idleMiB, got.aboveMiB, got.cancelled, got.aheadMiB)
-	if got.aboveMiB >= 64 {
-		t.Errorf("peak is %.1f MiB above idle", got.aboveMiB)
-	}
-	if got.cancelled > time.Second {
-		t.Errorf("cancelled in %s", got.cancelled)
-	}
+	must.Not(t, got.aboveMiB >= 64, "peak is %.1f MiB above idle", got.aboveMiB)
+	must.Not(t, got.cancelled > time.Second, "cancelled in %s", got.cancelled)
 	// The kernel's buffers on both ends take some of it, but no more.
-	if got.aheadMiB > 256 {
-		t.Errorf("%.1f MiB were read from the file that the server had not received", got.aheadMiB)
-	}
+	must.Not(t, got.aheadMiB > 256, "%.1f MiB were read from the file that the server had not received", got.aheadMiB)
 }
 
 func BenchmarkUpload(b *testing.B) {

@@ -116,9 +116,8 @@ func TestTaskPolls(t *testing.T) {
 			end = time.Now().Add(tc.takes)
 			must.Do(t, c.CreateVM(t.Context(), "pve1", 101, nil))
 			late, looks := time.Since(end), len(pve1.Requests())-len(changes(pve1.Requests()))-before
-			if i == 0 && (late > tc.late || looks > tc.looks) || i == 2 && (late > tc.lateNext || looks > tc.next) {
-				t.Errorf("task %d: %d looks, seen %s after its end", i+1, looks, late)
-			}
+			must.Not(t, i == 0 && (late > tc.late || looks > tc.looks) || i == 2 && (late > tc.lateNext || looks > tc.next),
+				"task %d: %d looks, seen %s after its end", i+1, looks, late)
 		}
 	})
 }
@@ -273,14 +272,11 @@ func TestDurations(t *testing.T) {
 			looks, late = looks+l, late+by
 		}
 		t.Logf("%d looks, %s late", looks, late)
-		if looks > c.looks || late > c.late {
-			t.Errorf("%d looks, %s late", looks, late)
-		}
+		must.Not(t, looks > c.looks || late > c.late, "%d looks, %s late", looks, late)
 		must.Equal(t, "expected of the same of another VM", d.expected(u), d.expected(api.UPID{Type: "qmmove", ID: "102-scsi1>9002-scsi1"}))
 		must.Equal(t, "expected of another type", time.Duration(0), d.expected(api.UPID{Type: "qmstart", ID: "101"}))
-		if other := d.expected(api.UPID{Type: "qmmove", ID: "101-scsi0>9001-scsi30"}); other == 0 {
-			t.Errorf("no estimate for a task of another drive")
-		}
+		other := d.expected(api.UPID{Type: "qmmove", ID: "101-scsi0>9001-scsi30"})
+		must.Not(t, other == 0, "no estimate for a task of another drive")
 	})
 }
 
@@ -375,9 +371,8 @@ func TestLocksAreWaitedFor(t *testing.T) {
 		start := time.Now()
 		err := tc.do(t, l)
 		wantError(t, err, tc.is, tc.want)
-		if hints := strings.Join(fault.Hints(err), "\n"); !strings.Contains(hints, tc.hint) {
-			t.Errorf("hints are %q", hints)
-		}
+		hints := strings.Join(fault.Hints(err), "\n")
+		must.Not(t, !strings.Contains(hints, tc.hint), "hints are %q", hints)
 		within(t, start, lockTime+time.Minute)
 	})
 }
@@ -393,9 +388,7 @@ func TestSlots(t *testing.T) {
 	}
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := s.take(ended, "pve2"); !errors.Is(err, context.Canceled) {
-		t.Errorf("while all are taken: %v", err)
-	}
+	must.FailIs(t, must.Err(s.take(ended, "pve2")), context.Canceled)
 	release()
 	must.Get(s.take(t.Context(), "pve2"))(t)
 }
@@ -411,9 +404,7 @@ func TestSlotsLimitWorkers(t *testing.T) {
 		var wg sync.WaitGroup
 		for range 2 * slotsPerHost {
 			wg.Go(func() {
-				if err := l.Shutdown(shutdowns, vm, time.Minute); err == nil {
-					t.Error("it is off")
-				}
+				must.Not(t, l.Shutdown(shutdowns, vm, time.Minute) == nil, "it is off")
 			})
 		}
 		time.Sleep(time.Second)
@@ -438,9 +429,7 @@ func TestSlotsLimitWorkers(t *testing.T) {
 		var creates sync.WaitGroup
 		for i := range 3 * slotsPerHost {
 			creates.Go(func() {
-				if err := l.CreateVM(t.Context(), "pve1", cluster.VMID(9100+i), nil); err != nil {
-					t.Error(err)
-				}
+				must.Pass(t, l.CreateVM(t.Context(), "pve1", cluster.VMID(9100+i), nil))
 			})
 		}
 		creates.Wait()
@@ -545,9 +534,8 @@ func (c lostChange) in(t *testing.T, how loss) *losing {
 func (c lostChange) wantDone(t *testing.T, how loss) {
 	t.Helper()
 	l := c.in(t, how)
-	if err := c.do(t, l.lab); err != nil || !c.done(l.lab) {
-		t.Errorf("done: %v, error %v", c.done(l.lab), err)
-	}
+	err := c.do(t, l.lab)
+	must.Not(t, err != nil || !c.done(l.lab), "done: %v, error %v", c.done(l.lab), err)
 	l.late.Wait()
 }
 
@@ -715,9 +703,8 @@ func TestLostAnswer(t *testing.T) {
 					began := time.Now()
 					err := tc.do(t, lossy.lab)
 					done, lost := w.want(tc)
-					if errors.Is(err, cluster.ErrLostAnswer) != lost || !lost && err != nil {
-						t.Errorf("error is %v; want a lost answer: %v", err, lost)
-					}
+					must.Not(t, errors.Is(err, cluster.ErrLostAnswer) != lost || !lost && err != nil,
+						"error is %v; want a lost answer: %v", err, lost)
 					must.Equal(t, "done", done, tc.done(lossy.lab))
 					within(t, began, 5*time.Minute)
 				})
@@ -735,9 +722,8 @@ func TestLostAnswerOfAFailure(t *testing.T) {
 		l.armed.Store(true)
 		err := l.CreateVM(t.Context(), "pve1", 9090, map[string]string{"scsi0": "fast:1"})
 		e, ok := errors.AsType[*api.TaskError](err)
-		if !ok || !strings.HasSuffix(e.Exit, "no space left on device") || errors.Is(err, cluster.ErrLostAnswer) || !errors.Is(err, api.ErrNoSpace) {
-			t.Errorf("error is %v", err)
-		}
+		must.Not(t, !ok || !strings.HasSuffix(e.Exit, "no space left on device") || errors.Is(err, cluster.ErrLostAnswer) || !errors.Is(err, api.ErrNoSpace),
+			"error is %v", err)
 	})
 }
 
@@ -803,9 +789,8 @@ func TestLostAnswerRightAfterAnother(t *testing.T) {
 		vm := l.read(t, 9011)
 		l.armed.Store(true)
 		must.Do(t, l.SetConfig(t.Context(), vm, map[string]string{"scsi6": "fast:1"}, nil))
-		if now := l.read(t, 9011); now.Config["scsi6"] == "" {
-			t.Errorf("now: %v", now.Config)
-		}
+		now := l.read(t, 9011)
+		must.Not(t, now.Config["scsi6"] == "", "now: %v", now.Config)
 	})
 }
 

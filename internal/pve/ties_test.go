@@ -358,9 +358,8 @@ func TestLabHA(t *testing.T) {
 		if l.read(t, 9011).Running {
 			t.Fatal("started again by an unknown party")
 		}
-		if rules := l.world.HARules(); len(rules) != 1 || len(rules[0].Resources) != 1 {
-			t.Errorf("rules are now %v", rules)
-		}
+		rules := l.world.HARules()
+		must.Not(t, len(rules) != 1 || len(rules[0].Resources) != 1, "rules are now %v", rules)
 		must.Do(t, l.DeleteVM(ctx, l.read(t, 9011)))
 		must.Do(t, l.CreateVM(ctx, "pve1", 9011, map[string]string{"name": "wk1", "memory": "2048", "scsi0": "fast:10"}))
 		must.Do(t, l.AddHA(ctx, *ties.HA))

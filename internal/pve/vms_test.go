@@ -64,9 +64,7 @@ func TestVMsLeavesOutOneJustDeleted(t *testing.T) {
 		pve1.On("GET /nodes/pve1/qemu/101/config", raw(noVM101, ""))
 		pve1.On("GET /cluster/nextid?vmid=101", data(`"101"`))
 		vms, err := c.VMs(t.Context())
-		if err != nil || len(vms) > 0 {
-			t.Errorf("lists %v, error %v", vms, err)
-		}
+		must.Not(t, err != nil || len(vms) > 0, "lists %v, error %v", vms, err)
 	})
 }
 
@@ -109,9 +107,8 @@ func TestVM(t *testing.T) {
 		start := time.Now()
 		got, err := c.VM(t.Context(), 101)
 		must.Equal(t, "error", cmp.Or(tc.err, "<nil>"), fmt.Sprint(err))
-		if errors.Is(err, cluster.ErrNotFound) != tc.missing || len(fault.Hints(err)) != tc.hints {
-			t.Errorf("not found: %v, hints: %q", !tc.missing, fault.Hints(err))
-		}
+		must.Not(t, errors.Is(err, cluster.ErrNotFound) != tc.missing || len(fault.Hints(err)) != tc.hints,
+			"not found: %v, hints: %q", !tc.missing, fault.Hints(err))
 		if tc.err == "" {
 			must.Equal(t, "VM", wantVM101Alone(), got)
 		}
@@ -137,9 +134,7 @@ func TestQuorate(t *testing.T) {
 	}, func(t *testing.T, pve1 *fake, c *Client, tc row) {
 		pve1.On("GET /cluster/status", data(tc.answer))
 		got, err := c.Quorate(t.Context())
-		if got != tc.want || (err != nil) != tc.err {
-			t.Errorf("quorate %v, error %v", got, err)
-		}
+		must.Not(t, got != tc.want || (err != nil) != tc.err, "quorate %v, error %v", got, err)
 	})
 }
 
@@ -165,9 +160,7 @@ func TestVMsOfAListThatIsBehind(t *testing.T) {
 			pve1.On("GET /nodes/pve1/qemu/"+id+"/pending", data(`[{"key":"digest","value":"d"},{"key":"name","value":"recast-claim"}]`))
 		}
 		vms, err := c.VMs(t.Context())
-		if err != nil || len(vms) != 2 || vms[0].ID != 9000 || vms[1].ID != 9100 {
-			t.Errorf("VMs %v, %v", vms, err)
-		}
+		must.Not(t, err != nil || len(vms) != 2 || vms[0].ID != 9000 || vms[1].ID != 9100, "VMs %v, %v", vms, err)
 	})
 }
 
@@ -321,9 +314,8 @@ func TestVMWhoseHostIsUnknown(t *testing.T) {
 		pve1.On("GET /nodes", data(`[{"node":"pve1","status":"offline"}]`))
 		for range 2 {
 			vm, err := c.VM(t.Context(), 101)
-			if _, away := errors.AsType[*cluster.HostsAway](err); !away {
-				t.Errorf("read %v, error %v", vm, err)
-			}
+			_, away := errors.AsType[*cluster.HostsAway](err)
+			must.Not(t, !away, "read %v, error %v", vm, err)
 		}
 	})
 }
@@ -342,9 +334,8 @@ func TestVMWhereLastSeenUnanswered(t *testing.T) {
 		asked := func(c *Client) int {
 			before := len(pve1.Requests())
 			_, err := c.VM(t.Context(), 101)
-			if _, away := errors.AsType[*cluster.HostsAway](err); !away {
-				t.Errorf("error %v", err)
-			}
+			_, away := errors.AsType[*cluster.HostsAway](err)
+			must.Not(t, !away, "error %v", err)
 			return len(slices.DeleteFunc(pve1.Requests()[before:], func(r string) bool { return !strings.Contains(r, "/qemu/101/") }))
 		}
 		had := asked(c)
@@ -411,9 +402,7 @@ func TestHostsOfATokenWithNothing(t *testing.T) {
 			t.Fatalf("%+v, %v", got, err)
 		}
 		for _, err := range append(got[0].Errs, got[0].ErrPools) {
-			if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), "Sys.Audit") {
-				t.Errorf("%v", err)
-			}
+			must.FailAs(t, err, fault.Refused, "Sys.Audit")
 		}
 		must.Equal(t, "errors", 2, len(got[0].Errs))
 	})
@@ -492,9 +481,8 @@ func TestVMOnAHostThatDoesNotAnswer(t *testing.T) {
 		threeHosts(pve1, tc.state, tc.answer)
 		began := time.Now()
 		_, err := c.VM(t.Context(), tc.id)
-		if err == nil || err.Error() != tc.want || errors.Is(err, cluster.ErrNotFound) || len(fault.Hints(err)) == 0 {
-			t.Errorf("err = %v, want %s; hints %q", err, tc.want, fault.Hints(err))
-		}
+		must.Not(t, err == nil || err.Error() != tc.want || errors.Is(err, cluster.ErrNotFound) || len(fault.Hints(err)) == 0,
+			"err = %v, want %s; hints %q", err, tc.want, fault.Hints(err))
 		within(t, began, tc.within)
 	})
 }
@@ -682,9 +670,7 @@ func TestRefusedChangeLeavesNothingPending(t *testing.T) {
 func TestRefusedUnplugOfABootDisk(t *testing.T) {
 	inLab(t, func(t *testing.T, l lab) {
 		must.Do(t, l.Start(t.Context(), l.read(t, 9011)))
-		if err := l.SetConfig(t.Context(), l.read(t, 9011), nil, []string{"scsi0"}); err == nil {
-			t.Error("the disk was unplugged")
-		}
+		must.Not(t, l.SetConfig(t.Context(), l.read(t, 9011), nil, []string{"scsi0"}) == nil, "the disk was unplugged")
 		vm := l.read(t, 9011)
 		must.Equal(t, "pending and boot", []any{0, "order=scsi0;ide2"}, []any{len(vm.Pending), vm.Config["boot"]})
 	})
@@ -770,9 +756,8 @@ func TestFreeDiskRefuses(t *testing.T) {
 		"no digest":           {undigested, "scsi1", `VM 101 "wk1" on pve1 was read without a digest, so a change could overwrite someone else's`, false},
 	}, func(t *testing.T, pve1 *fake, c *Client, tc row) {
 		err := c.FreeDisk(t.Context(), tc.vm, tc.key)
-		if fmt.Sprint(err) != tc.want || (fault.KindOf(err) == fault.Refused) != tc.refused {
-			t.Errorf("error is %v\nwant     %s", err, tc.want)
-		}
+		must.Not(t, fmt.Sprint(err) != tc.want || (fault.KindOf(err) == fault.Refused) != tc.refused,
+			"error is %v\nwant     %s", err, tc.want)
 		must.Equal(t, "requests", []string(nil), pve1.Requests())
 	})
 }

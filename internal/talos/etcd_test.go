@@ -160,9 +160,7 @@ func TestEtcdSnapshot(t *testing.T) {
 		var b bytes.Buffer
 		c.write.Writer = &b
 		wantError(t, (&fakeNode{snapshot: c.send}).start(t).EtcdSnapshot(t.Context(), cpAddr, 0, c.write), c.err)
-		if b.String() != c.want {
-			t.Errorf("%d bytes, want %d", b.Len(), len(c.want))
-		}
+		must.Not(t, b.String() != c.want, "%d bytes, want %d", b.Len(), len(c.want))
 	})
 }
 
@@ -197,9 +195,8 @@ func TestChangesWantTheMachine(t *testing.T) {
 		for _, uuid := range []string{"", workerUUID} {
 			n := &fakeNode{version: "v1.13.9"}
 			err := change(t.Context(), n.start(t), uuid)
-			if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), cpUUID) || n.done() != nil {
-				t.Errorf("of %q: err = %v, done: %q", uuid, err, n.done())
-			}
+			must.Not(t, fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), cpUUID) || n.done() != nil,
+				"of %q: err = %v, done: %q", uuid, err, n.done())
 		}
 	})
 }
@@ -223,9 +220,7 @@ func TestChanges(t *testing.T) {
 		client := n.start(t)
 		must.Do(t, changes[name](ctx, client, strings.ToUpper(cpUUID)))
 		n.answer = status.Error(codes.Unavailable, "error reading from server: EOF")
-		if err := changes[name](ctx, client, cpUUID); !errors.Is(err, cluster.ErrLostAnswer) {
-			t.Errorf("lost: err = %v", err)
-		}
+		must.FailIs(t, changes[name](ctx, client, cpUUID), cluster.ErrLostAnswer)
 		n.answer = status.Error(codes.FailedPrecondition, "not now")
 		if err := changes[name](ctx, client, cpUUID); err == nil || errors.Is(err, cluster.ErrLostAnswer) || !strings.Contains(err.Error(), "not now") {
 			t.Errorf("refused: err = %v", err)
@@ -233,9 +228,8 @@ func TestChanges(t *testing.T) {
 		n.hangs = name
 		start := time.Now()
 		err := changes[name](ctx, client, cpUUID)
-		if took := time.Since(start); !errors.Is(err, cluster.ErrLostAnswer) || took != c.limit {
-			t.Errorf("hung: err = %v after %s", err, took)
-		}
+		took := time.Since(start)
+		must.Not(t, !errors.Is(err, cluster.ErrLostAnswer) || took != c.limit, "hung: err = %v after %s", err, took)
 		changed := slices.DeleteFunc(n.done(), func(what string) bool { return strings.HasPrefix(what, "pull ") })
 		must.Equal(t, "done", []string{c.want, c.want, c.want, c.want}, changed)
 	})
@@ -249,21 +243,15 @@ func TestEtcdThatDoesNotRun(t *testing.T) {
 			c, start := n.start(t), time.Now()
 			_, errMembers := c.EtcdMembers(t.Context(), cpAddr)
 			_, errStatus := c.EtcdStatus(t.Context(), cpAddr)
-			if err := c.EtcdForfeit(t.Context(), cpAddr, cpUUID); err != nil {
-				t.Errorf("it has nothing to hand over: %v", err)
-			}
-			if did := n.done(); len(did) > 0 {
-				t.Errorf("it was asked for %q", did)
-			}
+			must.Pass(t, c.EtcdForfeit(t.Context(), cpAddr, cpUUID))
+			did := n.done()
+			must.Not(t, len(did) > 0, "it was asked for %q", did)
 			errSnapshot := c.EtcdSnapshot(t.Context(), cpAddr, 0, io.Discard)
-			if took := time.Since(start); took > time.Second {
-				t.Errorf("it took %s", took)
-			}
+			must.Take(t, start, 0, time.Second)
 			for _, err := range []error{errMembers, errStatus, errSnapshot} {
 				hints := strings.Join(fault.Hints(err), "\n")
-				if err == nil || !strings.Contains(err.Error(), "etcd does not run on it: the service is "+state) || !strings.Contains(hints, "service etcd") || strings.Contains(hints, "restarted") {
-					t.Errorf("err = %v; hints: %s", err, hints)
-				}
+				must.Not(t, err == nil || !strings.Contains(err.Error(), "etcd does not run on it: the service is "+state) || !strings.Contains(hints, "service etcd") || strings.Contains(hints, "restarted"),
+					"err = %v; hints: %s", err, hints)
 			}
 		}
 	})
@@ -303,12 +291,8 @@ func TestEtcdRecover(t *testing.T) {
 		start := time.Now()
 		err := c.node.start(t).EtcdRecover(t.Context(), cpAddr, cpUUID, c.file)
 		wantError(t, err, c.err)
-		if !errors.Is(err, c.is) && c.is != nil {
-			t.Errorf("err = %v, want %v", err, c.is)
-		}
-		if took := time.Since(start); took > snapshotSilence {
-			t.Errorf("it took %s", took)
-		}
+		must.Not(t, !errors.Is(err, c.is) && c.is != nil, "err = %v, want %v", err, c.is)
+		must.Take(t, start, 0, snapshotSilence)
 		must.Equal(t, "done", c.want, strings.Join(c.node.done(), " "))
 	})
 }
@@ -326,9 +310,8 @@ func TestEtcdBootstrapTellsWhyNot(t *testing.T) {
 	}, func(t *testing.T, _ string, c row) {
 		n := &fakeNode{answer: c.answer}
 		err := n.start(t).EtcdBootstrap(t.Context(), cpAddr, cpUUID, cluster.EtcdCopy)
-		if fault.KindOf(err) != c.kind || c.is != nil && !errors.Is(err, c.is) || !strings.Contains(err.Error(), status.Convert(c.answer).Message()) {
-			t.Errorf("err = %v", err)
-		}
+		must.Not(t, fault.KindOf(err) != c.kind || c.is != nil && !errors.Is(err, c.is) || !strings.Contains(err.Error(), status.Convert(c.answer).Message()),
+			"err = %v", err)
 		must.Equal(t, "done", []string{"bootstrap true true"}, n.done())
 	})
 }
@@ -355,9 +338,8 @@ func TestEndpoints(t *testing.T) {
 	t.Parallel()
 	c := &Client{endpoints: []string{"127.42.7.12", "localhost", "fd00::1", "127.42.7.11:50000", "[fd00::2]", "127.42.7.11:6443"}}
 	got, err := c.Endpoints(t.Context())
-	if err != nil || len(got) != 5 || got[0] != netip.MustParseAddr("127.42.7.12") || !got[1].IsLoopback() || got[2] != netip.MustParseAddr("fd00::1") || got[3] != netip.MustParseAddr("127.42.7.11") || got[4] != netip.MustParseAddr("fd00::2") {
-		t.Errorf("%v, %v", got, err)
-	}
+	must.Not(t, err != nil || len(got) != 5 || got[0] != netip.MustParseAddr("127.42.7.12") || !got[1].IsLoopback() || got[2] != netip.MustParseAddr("fd00::1") || got[3] != netip.MustParseAddr("127.42.7.11") || got[4] != netip.MustParseAddr("fd00::2"),
+		"%v, %v", got, err)
 	c.endpoints = c.endpoints[5:]
 	if got, err := c.Endpoints(t.Context()); err == nil || !strings.Contains(err.Error(), "endpoint 127.42.7.11:6443 of the talosconfig: port 6443") {
 		t.Errorf("%v, %v", got, err)

@@ -48,9 +48,7 @@ import (
 // wantError requires an error with that text in it; "": none.
 func wantError(t *testing.T, err error, text string) {
 	t.Helper()
-	if (err == nil) != (text == "") || !strings.Contains(said(err), text) {
-		t.Errorf("err = %v, want %q", err, text)
-	}
+	must.Not(t, (err == nil) != (text == "") || !strings.Contains(said(err), text), "err = %v, want %q", err, text)
 }
 
 // each runs f for every case in a bubble of its own.
@@ -318,9 +316,7 @@ func TestOldNode(t *testing.T) {
 			},
 			BootID: "boot-1",
 		}, got)
-		if _, err := client.MachineConfig(t.Context(), netip.MustParseAddr("127.42.7.31")); !errors.Is(err, errNoConfig) {
-			t.Errorf("configuration: err = %v", err)
-		}
+		must.FailIs(t, must.Err(client.MachineConfig(t.Context(), netip.MustParseAddr("127.42.7.31"))), errNoConfig)
 		got, err := cluster.ReadMachine(t.Context(), client, netip.MustParseAddr("127.42.7.32"))
 		if want := "127.42.7.32: list Disks.block.talos.dev: disk on fire"; err == nil || err.Error() != want || got.TalosVersion != "" {
 			t.Errorf("err = %v, want %s; machine = %+v", err, want, got)
@@ -346,9 +342,8 @@ func TestNewRefuses(t *testing.T) {
 		}
 		check := func(name string, o Options, want string) {
 			_, err := New(o)
-			if (err == nil) != (want == "") || err != nil && (!strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "secret")) {
-				t.Errorf("%s: err = %v, want %q", name, err, want)
-			}
+			must.Not(t, (err == nil) != (want == "") || err != nil && (!strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "secret")),
+				"%s: err = %v, want %q", name, err, want)
 		}
 		for name, c := range cases {
 			check(name, c.o, c.want)
@@ -356,9 +351,7 @@ func TestNewRefuses(t *testing.T) {
 		early := must.Get(New(Options{Talosconfig: good}))(t)
 		time.Sleep(20 * 365 * 24 * time.Hour)
 		check("expired", Options{Talosconfig: good}, "expired on 20")
-		if _, err := cluster.ReadMachine(t.Context(), early, netip.MustParseAddr("127.42.7.31")); fault.KindOf(err) != fault.Config || !strings.Contains(err.Error(), "expired on 20") {
-			t.Errorf("expired since: %v", err)
-		}
+		must.FailAs(t, must.Err(cluster.ReadMachine(t.Context(), early, netip.MustParseAddr("127.42.7.31"))), fault.Config, "expired on 20")
 	})
 }
 
@@ -374,15 +367,10 @@ func TestOnce(t *testing.T) {
 		client, _ := net.Pipe()
 		return client, nil
 	})
-	if _, err := dial(t.Context(), "a"); !errors.Is(err, net.ErrClosed) {
-		t.Errorf("first: err = %v", err)
-	}
-	if _, err := dial(t.Context(), "a"); err != nil {
-		t.Errorf("second: err = %v", err)
-	}
-	if _, err := dial(t.Context(), "a"); !errors.Is(err, errConnectionLost) || dialed != 2 {
-		t.Errorf("third: err = %v after %d attempts", err, dialed)
-	}
+	must.FailIs(t, must.Err(dial(t.Context(), "a")), net.ErrClosed)
+	must.Pass(t, must.Err(dial(t.Context(), "a")))
+	_, err := dial(t.Context(), "a")
+	must.Not(t, !errors.Is(err, errConnectionLost) || dialed != 2, "third: err = %v after %d attempts", err, dialed)
 }
 
 func TestRedact(t *testing.T) {
@@ -441,9 +429,8 @@ func TestForeignTextIsOneLine(t *testing.T) {
 		}},
 	}, func(t *testing.T, _ string, c row) {
 		text := c.ask(t, c.node.start(t))
-		if !strings.Contains(text, "bad") || !strings.Contains(text, "fake line") || strings.ContainsAny(text, "\x1b\a\r\n\u202e\u2028\x7f") {
-			t.Errorf("%q", text)
-		}
+		must.Not(t, !strings.Contains(text, "bad") || !strings.Contains(text, "fake line") || strings.ContainsAny(text, "\x1b\a\r\n\u202e\u2028\x7f"),
+			"%q", text)
 	})
 }
 
@@ -458,12 +445,10 @@ func TestExpires(t *testing.T) {
 	t.Parallel()
 	c := must.Get(talosapi.NewCluster("lab", "https://127.42.7.1:6443", "v1.13.9", "v1.35.4"))(t)
 	talosconfig := must.Get(c.Talosconfig(role.Admin, "127.42.7.31"))(t)
-	if left := time.Until(Expires(talosconfig)); left < time.Hour {
-		t.Errorf("it ends in %s", left)
-	}
+	left := time.Until(Expires(talosconfig))
+	must.Not(t, left < time.Hour, "it ends in %s", left)
 	for _, none := range []string{"][", "context: gone\n", "context: a\ncontexts: {a: {endpoints: [127.42.7.31]}}\n"} {
-		if end := Expires([]byte(none)); !end.IsZero() {
-			t.Errorf("%q ends on %s", none, end)
-		}
+		end := Expires([]byte(none))
+		must.Not(t, !end.IsZero(), "%q ends on %s", none, end)
 	}
 }

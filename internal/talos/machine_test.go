@@ -76,9 +76,8 @@ func TestEncryption(t *testing.T) {
 		must.Equal(t, name, c.want, must.Get(encryptionOf(c.config))(t))
 	}
 	for name, config := range map[string]string{"no YAML": "a: [s3cret", "not as Talos has it": "kind: VolumeConfig\nencryption: {keys: s3cret}\n"} {
-		if _, err := encryptionOf(config); err == nil || strings.Contains(err.Error(), "s3cret") {
-			t.Errorf("%s: err = %v", name, err)
-		}
+		_, err := encryptionOf(config)
+		must.Not(t, err == nil || strings.Contains(err.Error(), "s3cret"), "%s: err = %v", name, err)
 	}
 }
 
@@ -208,9 +207,8 @@ func TestClaimFactory(t *testing.T) {
 	must.Do(t, claimFactory(t.Context(), machineWith(t, r), &got))
 	want := &observe.FactoryClaim{SchematicID: "cafe", Flavor: "Image Factory", URL: "https://factory.example"}
 	must.Equal(t, "factory", want, got.Factory)
-	if err := claimFactory(t.Context(), machineWith(t), &none); none.Factory != nil || err != nil {
-		t.Errorf("none: %+v, %v", none.Factory, err)
-	}
+	err := claimFactory(t.Context(), machineWith(t), &none)
+	must.Not(t, none.Factory != nil || err != nil, "none: %+v, %v", none.Factory, err)
 }
 
 // TestClaimCmdline: of a command line only recast's own argument is kept.
@@ -261,33 +259,28 @@ func TestBlankMachineBecomesNode(t *testing.T) {
 			t.Errorf("what runs from a disk: %+v, %v", system, err)
 		}
 		must.Equal(t, "blank machine", want, blank.Machine, ignore)
-		if blank.Volumes[0].PartitionUUID == "" || blank.Volumes[0].FilesystemUUID == "" || blank.Disks[0].BusPath != "/pci0000:00/0000:00:0a.0/virtio2" {
-			t.Errorf("not identified: %+v, %+v", blank.Volumes, blank.Disks)
-		}
+		must.Not(t, blank.Volumes[0].PartitionUUID == "" || blank.Volumes[0].FilesystemUUID == "" || blank.Disks[0].BusPath != "/pci0000:00/0000:00:0a.0/virtio2",
+			"not identified: %+v, %+v", blank.Volumes, blank.Disks)
 
 		config := l.config(talosapi.Machine{Hostname: "other", Installer: "old"})
 		patched := must.Get(c.PatchConfig(config, cluster.ConfigPatch{Installer: installer, Disk: blank.Disks[0], Hostname: "wk1"}))(t)
 		must.Do(t, c.ApplyConfig(ctx, workerAddr, strings.ToUpper(workerUUID), patched))
 		node := await(t, func() (cluster.Machine, error) { return cluster.ReadMachine(ctx, c, workerAddr) },
 			func(m cluster.Machine) bool { return m.Stage == "running" && m.Ready && m.BootEntry != "" })
-		if node.FromISO {
-			t.Error("an installed system runs from an ISO")
-		}
+		must.Not(t, node.FromISO, "an installed system runs from an ISO")
 		if node.BootID == "" || blank.BootID != "" { // in maintenance mode Talos reports it since 1.14
 			t.Errorf("boot ID before %q, after %q", blank.BootID, node.BootID)
 		}
-		if node.Hostname != "wk1" || node.SystemDisk != "vda" || node.InstallImage != installer || node.ControlPlane {
-			t.Errorf("node = %+v", node)
-		}
+		must.Not(t, node.Hostname != "wk1" || node.SystemDisk != "vda" || node.InstallImage != installer || node.ControlPlane,
+			"node = %+v", node)
 		checkParts(t, c, node)
 		i := len(node.Volumes) - 1
 		data := blank.Volumes[0]
 		data.ID, data.Phase, data.Mount = "EPHEMERAL", "ready", "/var"
 		must.Equal(t, "data volume", data, node.Volumes[i])
 		stored, err := c.MachineConfig(ctx, workerAddr)
-		if err != nil || !bytes.Equal(stored, patched) {
-			t.Errorf("stored configuration has %d bytes, applied were %d; err = %v", len(stored), len(patched), err)
-		}
+		must.Not(t, err != nil || !bytes.Equal(stored, patched),
+			"stored configuration has %d bytes, applied were %d; err = %v", len(stored), len(patched), err)
 		members := await(t, func() ([]cluster.Member, error) { return c.Members(ctx) }, func(m []cluster.Member) bool { return len(m) == 2 })
 		wantMembers := []cluster.Member{
 			{Nodename: "cp1", Addresses: []netip.Addr{cpAddr}, ControlPlane: true}, {Nodename: "wk1", Addresses: []netip.Addr{workerAddr}},
@@ -314,9 +307,8 @@ func checkParts(t *testing.T, c *Client, node cluster.Machine) {
 	}
 	first, errFirst := cluster.ReadForPlan(ctx, c, workerAddr)
 	completed, err := first.Complete(ctx, c, workerAddr)
-	if errFirst != nil || err != nil || first.Volumes != nil || !cmp.Equal(node, completed, cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{})) {
-		t.Errorf("completed (-machine +completed): %v, %v\n%s", errFirst, err, cmp.Diff(node, completed, cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{})))
-	}
+	must.Not(t, errFirst != nil || err != nil || first.Volumes != nil || !cmp.Equal(node, completed, cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{})),
+		"completed (-machine +completed): %v, %v\n%s", errFirst, err, cmp.Diff(node, completed, cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{})))
 	if image, err := c.InstallImage(ctx, workerAddr); err != nil || image != node.InstallImage || image == "" {
 		t.Errorf("install image %q of %+v: %v", image, node, err)
 	}
@@ -326,9 +318,8 @@ func checkParts(t *testing.T, c *Client, node cluster.Machine) {
 	for _, addr := range []netip.Addr{cpAddr, workerAddr} {
 		all, errAll := c.Kubernetes(ctx, addr)
 		images, err := c.KubernetesImages(ctx, addr)
-		if errAll != nil || err != nil || images.UUID != all.UUID || images.Images != all.Images || images.Images.Kubelet == "" {
-			t.Errorf("images %+v of %+v: %v, %v", images, all, err, errAll)
-		}
+		must.Not(t, errAll != nil || err != nil || images.UUID != all.UUID || images.Images != all.Images || images.Images.Kubelet == "",
+			"images %+v of %+v: %v, %v", images, all, err, errAll)
 	}
 }
 
@@ -354,16 +345,12 @@ func TestApplyConfigRefuses(t *testing.T) {
 		}
 		for name, cs := range cases {
 			err := c.ApplyConfig(ctx, cs.addr, cs.uuid, cs.config)
-			if err == nil || !strings.Contains(err.Error(), cs.want) || fault.KindOf(err) != cs.kind || !strings.HasPrefix(err.Error(), cs.addr.String()) {
-				t.Errorf("%s: err = %v (kind %d)", name, err, fault.KindOf(err))
-			}
-			if err != nil && strings.Contains(err.Error(), secret) {
-				t.Errorf("%s: a secret is in %v", name, err)
-			}
+			must.Not(t, err == nil || !strings.Contains(err.Error(), cs.want) || fault.KindOf(err) != cs.kind || !strings.HasPrefix(err.Error(), cs.addr.String()),
+				"%s: err = %v (kind %d)", name, err, fault.KindOf(err))
+			must.Not(t, err != nil && strings.Contains(err.Error(), secret), "%s: a secret is in %v", name, err)
 		}
-		if m := l.maintenance(c, workerAddr); !m.Disks[0].Blank {
-			t.Error("the disk is no longer blank")
-		}
+		m := l.maintenance(c, workerAddr)
+		must.Not(t, !m.Disks[0].Blank, "the disk is no longer blank")
 	})
 }
 
@@ -382,9 +369,7 @@ func TestApplyConfigLosesItsAnswer(t *testing.T) {
 			}
 		})
 		err := c.ApplyConfig(ctx, workerAddr, workerUUID, l.config(talosapi.Machine{Hostname: "wk1", Installer: installer}))
-		if !errors.Is(err, cluster.ErrLostAnswer) {
-			t.Errorf("err = %v", err)
-		}
+		must.FailIs(t, err, cluster.ErrLostAnswer)
 	})
 }
 
@@ -438,9 +423,7 @@ func TestReadErrors(t *testing.T) {
 			}
 			for _, want := range c.want {
 				_, after, found := strings.Cut(rest, want)
-				if !found {
-					t.Errorf("%s: %q lacks %q", name, c.got, want)
-				}
+				must.Not(t, !found, "%s: %q lacks %q", name, c.got, want)
 				rest = after
 			}
 			if hints := strings.Join(fault.Hints(c.got), "; "); !strings.Contains(hints, c.hint) || strings.Contains(rest, "rpc error") {

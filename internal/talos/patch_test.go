@@ -71,16 +71,14 @@ func TestPatchGenerated(t *testing.T) {
 					patched := patch(t, config)
 					cfg := must.Get(configloader.NewFromBytes(patched))(t)
 					if u := cfg.UnattendedInstallConfig(); u != nil {
-						if got := fmt.Sprintf("%s %s %t", u.InstallerImage(), u.VolumeSelector(), u.VolumeWipe()); got != installer+` disk.wwid == "naa.30a1b2c3d4e5f607" false` {
-							t.Errorf("unattended install of %s", got)
-						}
+						got := fmt.Sprintf("%s %s %t", u.InstallerImage(), u.VolumeSelector(), u.VolumeWipe())
+						must.Not(t, got != installer+` disk.wwid == "naa.30a1b2c3d4e5f607" false`, "unattended install of %s", got)
 					} else if in := cfg.Machine().Install(); in.Image() != installer || in.Disk() != "" || in.Zero() {
 						t.Errorf("install = %+v", in)
 					}
 					must.Equal(t, "hostname", "wk1", cfg.NetworkHostnameConfig().Hostname())
-					if changed := changedLines(config, patched); changed > 9 {
-						t.Errorf("%d lines differ", changed)
-					}
+					changed := changedLines(config, patched)
+					must.Not(t, changed > 9, "%d lines differ", changed)
 					if again := patch(t, patched); !bytes.Equal(again, patched) {
 						t.Errorf("second patch (-first +second):\n%s", gocmp.Diff(string(patched), string(again)))
 					}
@@ -155,9 +153,7 @@ func TestPatchByHand(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			got := string(patch(t, []byte(fmt.Sprintf(handWritten, c.machine)+c.docs+tail)))
-			if !strings.HasSuffix(got, tail) {
-				t.Error("the untouched document changed")
-			}
+			must.Not(t, !strings.HasSuffix(got, tail), "the untouched document changed")
 			want := any(nil)
 			decode(t, fill.Replace(fmt.Sprintf(handWritten, c.wantMachine)), &want)
 			head, docs, _ := strings.Cut(strings.TrimSuffix(got, tail), "\n---\n")
@@ -256,9 +252,8 @@ func TestPatchRefuses(t *testing.T) {
 		"a bad hostname":          {with(""), cluster.ConfigPatch{Installer: installer, Disk: cluster.MachineDisk{Serial: "a1"}, Hostname: strings.Repeat("a", 64)}, "hostname"},
 	}, func(t *testing.T, c row) {
 		got, err := new(Client).PatchConfig(c.config, c.patch)
-		if got != nil || err == nil || !strings.Contains(err.Error(), c.want) || fault.KindOf(err) != fault.Refused {
-			t.Errorf("err = %v, want %q; %d bytes", err, c.want, len(got))
-		}
+		must.Not(t, got != nil || err == nil || !strings.Contains(err.Error(), c.want) || fault.KindOf(err) != fault.Refused,
+			"err = %v, want %q; %d bytes", err, c.want, len(got))
 	})
 }
 
@@ -301,13 +296,10 @@ func TestPatchRefusesWhatIsNewer(t *testing.T) {
 		p := wanted
 		p.Talos = c.reader
 		_, err := new(Client).PatchConfig(c.config, p)
-		if (err == nil) != (c.want == "") || err != nil && (!strings.Contains(err.Error(), c.want) || fault.KindOf(err) != fault.Refused || len(fault.Hints(err)) != 1) {
-			t.Errorf("err = %v, want %q", err, c.want)
-		}
+		must.Not(t, (err == nil) != (c.want == "") || err != nil && (!strings.Contains(err.Error(), c.want) || fault.KindOf(err) != fault.Refused || len(fault.Hints(err)) != 1),
+			"err = %v, want %q", err, c.want)
 	})
-	if _, err := new(Client).PatchConfig(scheduler, cluster.ConfigPatch{Installer: installer, Talos: "v1.13.3", Runs: true}); err != nil {
-		t.Errorf("what a machine runs already can't be compared with what mends it: %v", err)
-	}
+	must.Pass(t, must.Err(new(Client).PatchConfig(scheduler, cluster.ConfigPatch{Installer: installer, Talos: "v1.13.3", Runs: true})))
 }
 
 // Whatever is wrong with a configuration, no error quotes one of its values.
@@ -359,9 +351,7 @@ func TestErrorsHideValues(t *testing.T) {
 				}
 			}
 		}
-		if failed < 40/every {
-			t.Errorf("%s: only %d of the broken configurations were refused", version, failed)
-		}
+		must.Not(t, failed < 40/every, "%s: only %d of the broken configurations were refused", version, failed)
 	}
 	secret := cluster.Secret(canary)
 	if text := fmt.Sprintf("%v %+v %#v %s %q", secret, secret, secret, secret, secret); strings.Contains(text, canary) {
@@ -394,9 +384,8 @@ func TestPatchKubernetesGenerated(t *testing.T) {
 						want = strings.ReplaceAll(want, strings.TrimSuffix(image, "v1.36.1")+"v1.35.4", image)
 					}
 				}
-				if n := strings.Count(patched, ":v1.36.1"); patched != want || n != images {
-					t.Errorf("%d images, got\n%s", n, patched)
-				}
+				n := strings.Count(patched, ":v1.36.1")
+				must.Not(t, patched != want || n != images, "%d images, got\n%s", n, patched)
 				must.Equal(t, "again", patched, mustPatch(t, patched, p))
 			})
 		}
@@ -429,9 +418,8 @@ func TestPatchKubernetesKeeps(t *testing.T) {
 			t.Fatalf("it has no %q", c.old)
 		}
 		patched, err := new(Client).PatchConfig(cluster.Secret(edited), cluster.ConfigPatch{Kubernetes: kubernetesImages})
-		if (err != nil) != (c.want == "") || !strings.Contains(string(patched), c.want) {
-			t.Errorf("%v, want %q in\n%s", err, c.want, patched)
-		}
+		must.Not(t, (err != nil) != (c.want == "") || !strings.Contains(string(patched), c.want),
+			"%v, want %q in\n%s", err, c.want, patched)
 	})
 }
 
@@ -450,13 +438,10 @@ func TestConfigpatcher(t *testing.T) {
 	}
 	got := must.Get(apply(config))(t)
 	for text, is := range map[string]bool{"type: worker": true, "# a worker": false, "version: \"\"": true, "certSANs: []": true, "wwid: x": true, "type: nvme": true} {
-		if strings.Contains(got, text) != is {
-			t.Errorf("has %q: %t, in:\n%s", text, !is, got)
-		}
+		must.Not(t, strings.Contains(got, text) != is, "has %q: %t, in:\n%s", text, !is, got)
 	}
-	if _, err := apply(config + "---\napiVersion: v1alpha1\nkind: LaterConfig\n"); err == nil {
-		t.Error("it takes a document of a kind that it does not know")
-	}
+	must.Not(t, must.Err(apply(config+"---\napiVersion: v1alpha1\nkind: LaterConfig\n")) == nil,
+		"it takes a document of a kind that it does not know")
 }
 
 // A control plane is upgraded in place, then rolled back: its state at each step,
@@ -465,9 +450,8 @@ func TestInPlace(t *testing.T) {
 	inLab(t, func(t *testing.T, l *lab, c *Client) {
 		ctx := t.Context()
 		before := l.running(c, cpAddr)
-		if before.NextBoot == "" || before.NextBoot != before.BootEntry {
-			t.Errorf("booted %q, next %q", before.BootEntry, before.NextBoot)
-		}
+		must.Not(t, before.NextBoot == "" || before.NextBoot != before.BootEntry,
+			"booted %q, next %q", before.BootEntry, before.NextBoot)
 		var said []string
 		say := func(line string) { said = append(said, line) }
 		if ok, err := c.PullInstaller(ctx, cpAddr, cpUUID, nextInstaller, say); !ok || err != nil || len(said) == 0 {
@@ -477,14 +461,12 @@ func TestInPlace(t *testing.T) {
 			t.Fatalf("reboots = %t, err = %v", reboots, err)
 		}
 		pending := l.running(c, cpAddr)
-		if pending.BootEntry != before.BootEntry || pending.NextBoot == before.NextBoot || pending.NextBoot != strings.ToLower(pending.NextBoot) {
-			t.Errorf("installed: booted %q, next %q", pending.BootEntry, pending.NextBoot)
-		}
+		must.Not(t, pending.BootEntry != before.BootEntry || pending.NextBoot == before.NextBoot || pending.NextBoot != strings.ToLower(pending.NextBoot),
+			"installed: booted %q, next %q", pending.BootEntry, pending.NextBoot)
 		must.Do(t, c.Reboot(ctx, cpAddr, cpUUID, ""))
 		upgraded := l.rebooted(c, before.BootID)
-		if upgraded.BootEntry != pending.NextBoot || upgraded.NextBoot != pending.NextBoot || upgraded.Schematic.ID != "beef" {
-			t.Errorf("upgraded: booted %q, next %q, schematic %s", upgraded.BootEntry, upgraded.NextBoot, upgraded.Schematic.ID)
-		}
+		must.Not(t, upgraded.BootEntry != pending.NextBoot || upgraded.NextBoot != pending.NextBoot || upgraded.Schematic.ID != "beef",
+			"upgraded: booted %q, next %q, schematic %s", upgraded.BootEntry, upgraded.NextBoot, upgraded.Schematic.ID)
 		must.Do(t, c.Rollback(ctx, cpAddr, cpUUID))
 		if back := l.rebooted(c, upgraded.BootID); back.BootEntry != before.BootEntry || back.Schematic.ID != "cafe" {
 			t.Errorf("rolled back: booted %q, schematic %s", back.BootEntry, back.Schematic.ID)
@@ -508,13 +490,11 @@ func TestReplaceConfig(t *testing.T) {
 		patched = append(patched, "---\napiVersion: v1alpha1\nkind: VolumeConfig\nname: EPHEMERAL\nencryption:\n  provider: luks2\n  keys:\n    - {slot: 0, tpm: {}, lockToState: true}\n"...)
 		must.Do(t, c.ReplaceConfig(ctx, cpAddr, cpUUID, patched))
 		stored, err := c.MachineConfig(ctx, cpAddr)
-		if err != nil || !bytes.Equal(stored, patched) {
-			t.Errorf("stored configuration differs from the applied one; err = %v", err)
-		}
+		must.Not(t, err != nil || !bytes.Equal(stored, patched),
+			"stored configuration differs from the applied one; err = %v", err)
 		now := l.running(c, cpAddr)
-		if now.InstallImage != nextInstaller || now.BootID != before.BootID || before.Encryption != nil {
-			t.Errorf("before %+v, after %+v", before, now)
-		}
+		must.Not(t, now.InstallImage != nextInstaller || now.BootID != before.BootID || before.Encryption != nil,
+			"before %+v, after %+v", before, now)
 		encrypted := []cluster.Encryption{{Volume: "EPHEMERAL", Keys: []string{"tpm"}, LockToState: true}}
 		must.Equal(t, "encryption", encrypted, now.Encryption)
 	})
@@ -531,9 +511,8 @@ func TestEtcdOfTheLab(t *testing.T) {
 		want := []cluster.EtcdMember{{ID: members[0].ID, Name: "cp1", Peers: []string{"https://127.42.7.11:2380"}}}
 		must.Equal(t, "members", want, members)
 		status, err := c.EtcdStatus(ctx, cpAddr)
-		if err != nil || status.MemberID != members[0].ID || status.Leader != members[0].ID || status.Version == "" || status.DBBytes == 0 || status.Errors != nil {
-			t.Errorf("status = %+v, err = %v", status, err)
-		}
+		must.Not(t, err != nil || status.MemberID != members[0].ID || status.Leader != members[0].ID || status.Version == "" || status.DBBytes == 0 || status.Errors != nil,
+			"status = %+v, err = %v", status, err)
 		var whole bytes.Buffer
 		if err := c.EtcdSnapshot(ctx, cpAddr, 42, &whole); err == nil || whole.Len() > 0 || !strings.Contains(err.Error(), "answers there now, not 2a") {
 			t.Error(err)
@@ -541,14 +520,11 @@ func TestEtcdOfTheLab(t *testing.T) {
 		if err := c.EtcdSnapshot(ctx, cpAddr, 0, &whole); err != nil || whole.Len() == 0 {
 			t.Errorf("snapshot of %d bytes, err = %v", whole.Len(), err)
 		}
-		if err := c.EtcdForfeit(ctx, cpAddr, cpUUID); err == nil || !strings.Contains(err.Error(), "only one member") {
-			t.Errorf("forfeit: err = %v", err)
-		}
+		must.Fail(t, c.EtcdForfeit(ctx, cpAddr, cpUUID), "only one member")
 		l.fw.BreakEtcd(9000, talosapi.EtcdFault{NoSpace: true, Snapshot: talosapi.SnapshotBroken})
 		status, err = c.EtcdStatus(ctx, cpAddr)
-		if err != nil || !strings.Contains(strings.Join(status.Errors, "; "), "alarm NOSPACE on member cp1") {
-			t.Errorf("status = %+v, err = %v", status, err)
-		}
+		must.Not(t, err != nil || !strings.Contains(strings.Join(status.Errors, "; "), "alarm NOSPACE on member cp1"),
+			"status = %+v, err = %v", status, err)
 		var part bytes.Buffer
 		if err := c.EtcdSnapshot(ctx, cpAddr, 0, &part); err == nil || part.Len() >= whole.Len() {
 			t.Errorf("broken snapshot of %d of %d bytes, err = %v", part.Len(), whole.Len(), err)
@@ -580,9 +556,8 @@ func TestMaintenanceOfEachRelease(t *testing.T) {
 			TalosVersion: version, Arch: want.arch, Platform: "nocloud", FromISO: true,
 			Schematic: cluster.SchematicEntry{ID: "cafe", YAML: image().SchematicYAML},
 		}, got)
-		if m.UUID != workerUUID || len(m.Disks) != 1 || !m.Disks[0].Blank || (m.BootID != "") != want.bootID || len(m.Fingerprint) != 44 {
-			t.Errorf("%+v", m)
-		}
+		must.Not(t, m.UUID != workerUUID || len(m.Disks) != 1 || !m.Disks[0].Blank || (m.BootID != "") != want.bootID || len(m.Fingerprint) != 44,
+			"%+v", m)
 		config := l.config(talosapi.Machine{Hostname: "wk1.lab.internal", Installer: installer, InstallSerial: "recast-1"})
 		must.Do(t, c.ApplyConfig(t.Context(), workerAddr, workerUUID, config))
 		if m := l.running(c, workerAddr); m.Hostname != "wk1" || m.Nodename != "wk1" {
@@ -640,24 +615,17 @@ func TestFiles(t *testing.T) {
 		if got, err := paths(ctx, c, "/usr/local/share", false); !slices.Equal(got, want[:2]) || err != nil {
 			t.Errorf("list one level: %q, %v", got, err)
 		}
-		if _, err := paths(ctx, c, "/usr/none", true); !errors.Is(err, cluster.ErrNotFound) {
-			t.Errorf("list a missing directory: %v", err)
-		}
+		must.FailIs(t, must.Err(paths(ctx, c, "/usr/none", true)), cluster.ErrNotFound)
 
 		reader := l.client(role.Reader)
-		if _, err := read(ctx, reader, name, 23); err == nil || !strings.Contains(err.Error(), "it takes a talosconfig with the role os:admin to read a node's files: our talosconfig may not: not authorized") {
-			t.Errorf("read as a reader: %v", err)
-		}
+		must.Fail(t, must.Err(read(ctx, reader, name, 23)), "it takes a talosconfig with the role os:admin to read a node's files: our talosconfig may not: not authorized")
 		err := c.Files(ctx, cpAddr, workerUUID, func(context.Context, cluster.MachineFiles) error { return errors.New("it looked") })
-		if fault.KindOf(err) != fault.Refused || !strings.HasSuffix(err.Error(), "none of its files was read") {
-			t.Errorf("another machine: %v", err)
-		}
+		must.Not(t, fault.KindOf(err) != fault.Refused || !strings.HasSuffix(err.Error(), "none of its files was read"),
+			"another machine: %v", err)
 		err = c.Files(ctx, netip.MustParseAddr("127.42.7.99"), cpUUID, func(ctx context.Context, files cluster.MachineFiles) error {
 			return files.Read(ctx, name, 1, io.Discard)
 		})
-		if err == nil || errors.Is(err, cluster.ErrNotFound) {
-			t.Errorf("a missing machine is not one without files: %v", err)
-		}
+		must.Not(t, err == nil || errors.Is(err, cluster.ErrNotFound), "a missing machine is not one without files: %v", err)
 	})
 }
 
@@ -679,9 +647,7 @@ func TestClaims(t *testing.T) {
 			}
 			must.Equal(t, string(r), want, must.Get(l.client(r).Claims(t.Context(), cpAddr, cpUUID))(t))
 		}
-		if _, err := l.client(role.Admin).Claims(t.Context(), cpAddr, workerUUID); fault.KindOf(err) != fault.Refused {
-			t.Errorf("another machine: %v", err)
-		}
+		must.FailAs(t, must.Err(l.client(role.Admin).Claims(t.Context(), cpAddr, workerUUID)), fault.Refused)
 	})
 }
 
@@ -743,12 +709,9 @@ func TestTakenByNetworkErrors(t *testing.T) {
 		}})
 		began := time.Now()
 		by, err := way.Taken(t.Context(), netip.MustParseAddr("127.42.7.98"))
-		if (by != "") != c.taken || (err != nil) != c.unknown || c.unknown && !strings.Contains(err.Error(), "check whether 127.42.7.98") || len(fault.Hints(err)) == 0 && c.unknown {
-			t.Errorf("%q, %v, hints %q", by, err, fault.Hints(err))
-		}
-		if took := time.Since(began); took > 10*time.Second {
-			t.Errorf("it took %s", took)
-		}
+		must.Not(t, (by != "") != c.taken || (err != nil) != c.unknown || c.unknown && !strings.Contains(err.Error(), "check whether 127.42.7.98") || len(fault.Hints(err)) == 0 && c.unknown,
+			"%q, %v, hints %q", by, err, fault.Hints(err))
+		must.Take(t, began, 0, 10*time.Second)
 	})
 }
 
@@ -790,9 +753,8 @@ func TestConfigEffect(t *testing.T) {
 		"a document of a later Talos":  {wanted: append(slices.Clip(old), "---\napiVersion: v1alpha1\nkind: TeleportConfig\nname: x\n"...), unknown: []string{"TeleportConfig of v1alpha1"}},
 	}, func(t *testing.T, tc row) {
 		got, err := (&Client{}).ConfigEffect(old, tc.wanted)
-		if err != nil || !slices.Equal(got.Identity, tc.identity) || !slices.Equal(got.Reboot, tc.reboot) || !slices.Equal(got.Unknown, tc.unknown) {
-			t.Errorf("%+v, %v", got, err)
-		}
+		must.Not(t, err != nil || !slices.Equal(got.Identity, tc.identity) || !slices.Equal(got.Reboot, tc.reboot) || !slices.Equal(got.Unknown, tc.unknown),
+			"%+v, %v", got, err)
 	})
 	for keys, want := range map[string]cluster.Encryption{
 		"{slot: 0, kms: {endpoint: 'https://kms.example'}}":                        {Volume: "u-data", Keys: []string{"kms"}},
@@ -876,9 +838,8 @@ func TestKubeletGates(t *testing.T) {
 		Args:   []string{"--v=2", "--feature-gates=A=true,B=false"},
 		Config: map[string]any{"featureGates": map[string]any{"C": true}},
 	})
-	if want := []string{"A=true", "B=false", "C"}; !slices.Equal(got, want) {
-		t.Errorf("%q, want %q", got, want)
-	}
+	want := []string{"A=true", "B=false", "C"}
+	must.Not(t, !slices.Equal(got, want), "%q, want %q", got, want)
 }
 
 // TestSameConfig: the formatting of a configuration does not matter.

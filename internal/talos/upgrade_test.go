@@ -171,9 +171,8 @@ func TestPullInstaller(t *testing.T) {
 		must.Equal(t, "said", c.said, said)
 		must.Equal(t, "supported", !c.unsupported, supported)
 		wantError(t, err, c.err)
-		if want := []string{"pull CRI/NS_SYSTEM installer"}; !c.unsupported && !slices.Equal(c.node.done(), want) {
-			t.Errorf("done: %q", c.node.done())
-		}
+		want := []string{"pull CRI/NS_SYSTEM installer"}
+		must.Not(t, !c.unsupported && !slices.Equal(c.node.done(), want), "done: %q", c.node.done())
 	})
 }
 
@@ -184,9 +183,8 @@ func TestPullPatience(t *testing.T) {
 		n := &fakeNode{version: version, pull: func(s pullStream) error { <-s.Context().Done(); return nil }}
 		c, start := n.start(t), time.Now()
 		_, err := c.PullInstaller(t.Context(), cpAddr, cpUUID, "installer", func(string) {})
-		if took := time.Since(start); err == nil || took != patience {
-			t.Errorf("after %s: %v", took, err)
-		}
+		took := time.Since(start)
+		must.Not(t, err == nil || took != patience, "after %s: %v", took, err)
 	})
 }
 
@@ -211,9 +209,8 @@ func TestReplaceConfigWaits(t *testing.T) {
 			return nil
 		}
 		err := client.ReplaceConfig(t.Context(), cpAddr, cpUUID, cluster.Secret("a: b"))
-		if (err != nil) != c.fails || err != nil && !strings.Contains(err.Error(), "already in progress") || len(n.done()) != c.asked {
-			t.Errorf("asked %d times: %v", len(n.done()), err)
-		}
+		must.Not(t, (err != nil) != c.fails || err != nil && !strings.Contains(err.Error(), "already in progress") || len(n.done()) != c.asked,
+			"asked %d times: %v", len(n.done()), err)
 	})
 }
 
@@ -223,9 +220,7 @@ func TestReplaceConfigHidesValues(t *testing.T) {
 		const secret = "hunter-two-is-a-secret"
 		n := &fakeNode{answer: status.Error(codes.InvalidArgument, fmt.Sprintf("unknown key %q", secret))}
 		err := n.start(t).ReplaceConfig(t.Context(), cpAddr, cpUUID, cluster.Secret("machine: "+secret))
-		if err == nil || strings.Contains(err.Error(), secret) {
-			t.Errorf("err = %v", err)
-		}
+		must.Not(t, err == nil || strings.Contains(err.Error(), secret), "err = %v", err)
 	})
 }
 

@@ -271,9 +271,8 @@ func TestSelectorsOfPartitions(t *testing.T) {
 	} {
 		for id, document := range documentsThatSelect(expr) {
 			got := selectors(t, document, selectingMachine("vda"))
-			if len(got) != 1 || got[0].ID != id || got[0].Kind != cluster.ForPartition || !slices.Equal(got[0].Found, want.Found) || got[0].System != want.System || got[0].Unknown != "" || got[0].Broken != want.Broken {
-				t.Errorf("%s, %s: %+v, want %+v", id, expr, got, want)
-			}
+			must.Not(t, len(got) != 1 || got[0].ID != id || got[0].Kind != cluster.ForPartition || !slices.Equal(got[0].Found, want.Found) || got[0].System != want.System || got[0].Unknown != "" || got[0].Broken != want.Broken,
+				"%s, %s: %+v, want %+v", id, expr, got, want)
 		}
 	}
 	for expr, unknown := range map[string]bool{`!system_disk`: true, `system_disk && disk.transport == "nvme"`: false, `disk.size > 1u * MB`: false} {
@@ -321,9 +320,8 @@ func TestSelectorsOfOtherKinds(t *testing.T) {
 		"an unattended installation": {document: fmt.Sprintf(installing, `disk.serial == "serial-vda"`), kind: cluster.ForInstall, found: []string{"vda"}, system: "vda"},
 	} {
 		got := selectors(t, tc.document, selectingMachine("vda"))
-		if len(got) != 1 || got[0].Kind != tc.kind || !slices.Equal(got[0].Found, tc.found) || got[0].System != tc.system || (got[0].Broken == "") != (tc.broken == "") || !strings.Contains(got[0].Broken, tc.broken) || got[0].Unknown != "" {
-			t.Errorf("%s: %+v", name, got)
-		}
+		must.Not(t, len(got) != 1 || got[0].Kind != tc.kind || !slices.Equal(got[0].Found, tc.found) || got[0].System != tc.system || (got[0].Broken == "") != (tc.broken == "") || !strings.Contains(got[0].Broken, tc.broken) || got[0].Unknown != "",
+			"%s: %+v", name, got)
 	}
 	for _, document := range []string{"kind: UserVolumeConfig\nname: data\nvolumeType: directory\n", "kind: VolumeConfig\nname: EPHEMERAL\nprovisioning: {maxSize: 5GiB}\n", fmt.Sprintf(inMain, "install: {disk: /dev/sda}")} {
 		if got := selectors(t, document, selectingMachine("vda")); len(got) > 0 {
@@ -345,9 +343,8 @@ func TestSelectorsWithoutAMachine(t *testing.T) {
 	}
 	text := strings.Join(documents, "---\n")
 	got, err := (&Client{}).Selectors(t.Context(), netip.Addr{}, false, []byte(text), "v1.14.1")
-	if err != nil || len(got) != 8 || slices.ContainsFunc(got, func(s cluster.DiskSelector) bool { return s.Unknown == "" }) {
-		t.Errorf("%v, %+v", err, got)
-	}
+	must.Not(t, err != nil || len(got) != 8 || slices.ContainsFunc(got, func(s cluster.DiskSelector) bool { return s.Unknown == "" }),
+		"%v, %+v", err, got)
 	if got, err = (&Client{}).Selectors(t.Context(), netip.Addr{}, false, []byte(text), "v1.13.9"); err != nil || len(got) != 4 {
 		t.Errorf("as Talos 1.13 reads it: %v, %+v", err, got)
 	}
@@ -387,9 +384,8 @@ func TestSystemVolumesByConfiguration(t *testing.T) {
 			"for Talos 1.13":  {mainDocument + fmt.Sprintf(systemPartition, id, "maxSize: 5GiB"), "v1.13.9", "directory"},
 			"another one's":   {mainDocument + fmt.Sprintf(systemPartition, "EPHEMERAL", "maxSize: 5GiB"), "v1.14.1", "directory"},
 		} {
-			if got := configVolumes(t, tc.text, tc.talos)[id]; got.Type != tc.want || got.Document != "VolumeConfig "+id {
-				t.Errorf("%s, %s: %+v", id, name, got)
-			}
+			got := configVolumes(t, tc.text, tc.talos)[id]
+			must.Not(t, got.Type != tc.want || got.Document != "VolumeConfig "+id, "%s, %s: %+v", id, name, got)
 		}
 	}
 }

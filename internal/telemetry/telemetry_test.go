@@ -86,21 +86,18 @@ func TestLogsAreBounded(t *testing.T) {
 		}
 	}
 	write(0, 3000)
-	if len(s.pending) > maxPending || !bytes.HasSuffix(s.pending, line(2999)) || len(s.pending)%len(line(0)) != 0 {
-		t.Errorf("%d bytes wait for a run", len(s.pending))
-	}
+	must.Not(t, len(s.pending) > maxPending || !bytes.HasSuffix(s.pending, line(2999)) || len(s.pending)%len(line(0)) != 0,
+		"%d bytes wait for a run", len(s.pending))
 	s.begin(dir)
 	write(3000, 30000)
 	s.close()
 	older, newest := read(t, filepath.Join(dir, story.OlderLogName)), read(t, filepath.Join(dir, story.LogName))
-	if len(older) > maxLog || len(newest) > maxLog || !strings.HasSuffix(newest, string(line(29999))) {
-		t.Errorf("logs of %d and %d bytes", len(older), len(newest))
-	}
+	must.Not(t, len(older) > maxLog || len(newest) > maxLog || !strings.HasSuffix(newest, string(line(29999))),
+		"logs of %d and %d bytes", len(older), len(newest))
 	all := older + newest
 	first := 30000 - len(all)/len(line(0))
-	if first < 3000 || !strings.HasPrefix(all, string(line(first))) {
-		t.Errorf("the logs begin with %.8s and have %d lines", all, len(all)/len(line(0)))
-	}
+	must.Not(t, first < 3000 || !strings.HasPrefix(all, string(line(first))),
+		"the logs begin with %.8s and have %d lines", all, len(all)/len(line(0)))
 }
 
 // TestALogThatCanNotBeWritten: there is one warning, and nothing fails.
@@ -111,13 +108,11 @@ func TestALogThatCanNotBeWritten(t *testing.T) {
 	tele.Began("run", filepath.Join(t.TempDir(), "gone"))
 	tele.log.Info("a line")
 	tele.End(ctx, 0, nil)
-	if len(warned) != 2 || !strings.HasPrefix(warned[0], "logging stopped: ") || !strings.HasPrefix(warned[1], "the run has no log: ") {
-		t.Errorf("warned of %q", warned)
-	}
+	must.Not(t, len(warned) != 2 || !strings.HasPrefix(warned[0], "logging stopped: ") || !strings.HasPrefix(warned[1], "the run has no log: "),
+		"warned of %q", warned)
 	for _, o := range []Options{{LogFile: t.TempDir() + "/no/log"}, {MetricsFile: t.TempDir() + "/no/metrics"}} {
-		if _, _, err := Start(t.Context(), o); fault.KindOf(err) != fault.Config {
-			t.Errorf("%+v: %v", o, err)
-		}
+		_, _, err := Start(t.Context(), o)
+		must.Not(t, fault.KindOf(err) != fault.Config, "%+v: %v", o, err)
 	}
 }
 
@@ -147,9 +142,7 @@ func TestWantsTraces(t *testing.T) {
 			env[key] = value
 		}
 		got, err := wantsTraces(func(key string) string { return env[key] })
-		if got != c.want || (err != nil) != c.failed {
-			t.Errorf("%t, %v", got, err)
-		}
+		must.Not(t, got != c.want || (err != nil) != c.failed, "%t, %v", got, err)
 	})
 }
 
@@ -211,9 +204,7 @@ func TestChangesAreLogged(t *testing.T) {
 	}
 	tele.End(ctx, 0, nil)
 	text := read(t, path)
-	if strings.Contains(text, secret) {
-		t.Errorf("a secret is logged:\n%s", text)
-	}
+	must.Not(t, strings.Contains(text, secret), "a secret is logged:\n%s", text)
 	var got []string
 	for line := range strings.Lines(text) {
 		var l map[string]any
@@ -260,9 +251,7 @@ func TestDriftAsMetrics(t *testing.T) {
 		{Node: "wk1", Stale: true, Reasons: []cluster.Reason{{Code: "extension-digest"}, {Code: "extension-digest"}}},
 		{Node: "wk\"2", Unread: []string{"Talos"}},
 	}})
-	if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("written before the end: %v", err)
-	}
+	must.FailIs(t, must.Err(os.Stat(path)), os.ErrNotExist)
 	tele.End(ctx, 2, nil)
 	info, err := os.Stat(path)
 	if err != nil || info.Mode().Perm() != 0o644 {
@@ -308,9 +297,8 @@ func TestNilTelemetry(t *testing.T) {
 	tele.Rolled(pipeline.Report{}, ui.Fared{})
 	tele.Examined(checkup.Result{})
 	tele.End(t.Context(), 0, nil)
-	if run.Emit != nil || run.Context != nil || tele.HTTP("x") != nil || tele.GRPC("x") != nil {
-		t.Error("something is wrapped")
-	}
+	must.Not(t, run.Emit != nil || run.Context != nil || tele.HTTP("x") != nil || tele.GRPC("x") != nil,
+		"something is wrapped")
 }
 
 // parse reads a metrics file: values, or counts of summaries, by name and labels without cluster and command.

@@ -68,9 +68,8 @@ func TestBoundedDial(t *testing.T) {
 	}, func(t *testing.T, tc row) {
 		ours, theirs := net.Pipe()
 		dial := BoundedDial(func(ctx context.Context, _, _ string) (net.Conn, error) {
-			if left, ok := ctx.Deadline(); !ok || time.Until(left) != time.Second {
-				t.Error("the attempt to connect has no limit")
-			}
+			left, ok := ctx.Deadline()
+			must.Not(t, !ok || time.Until(left) != time.Second, "the attempt to connect has no limit")
 			return ours, nil
 		}, time.Second, time.Minute)
 		conn := must.Get(dial(t.Context(), "tcp", "pve1:8006"))(t)

@@ -102,9 +102,8 @@ func TestReadIsRepeated(t *testing.T) {
 		pve1.On(request, tc.answers...)
 		var got string
 		err := connTo(t, s, "pve1").Get(t.Context(), "/cluster/nextid", &got)
-		if tc.err == "" && (err != nil || got != "100") || tc.err != "" && fmt.Sprint(err) != tc.err {
-			t.Errorf("got %q, error %v; want error %q", got, err, tc.err)
-		}
+		must.Not(t, tc.err == "" && (err != nil || got != "100") || tc.err != "" && fmt.Sprint(err) != tc.err,
+			"got %q, error %v; want error %q", got, err, tc.err)
 		must.Equal(t, "requests", tc.want, pve1.Requests())
 	})
 }
@@ -128,12 +127,9 @@ func TestChangeWithAForgottenUser(t *testing.T) {
 					pve1 := s.Node(t, "pve1")
 					pve1.On(method+" /nodes/pve1/qemu/101/config", tc.answers...)
 					err := connTo(t, s, "pve1").Change(t.Context(), method, "/nodes/pve1/qemu/101/config", nil, nil)
-					if tc.err == "" && err != nil || tc.err != "" && (err == nil || !strings.Contains(err.Error(), tc.err)) {
-						t.Errorf("error is %v, want %q", err, tc.err)
-					}
-					if errors.Is(err, cluster.ErrLostAnswer) {
-						t.Errorf("%v: nothing was done", err)
-					}
+					must.Not(t, tc.err == "" && err != nil || tc.err != "" && (err == nil || !strings.Contains(err.Error(), tc.err)),
+						"error is %v, want %q", err, tc.err)
+					must.Not(t, errors.Is(err, cluster.ErrLostAnswer), "%v: nothing was done", err)
 					must.Equal(t, "sent", tc.times, len(pve1.Requests()))
 				})
 			})
@@ -178,9 +174,8 @@ func TestNewRefuses(t *testing.T) {
 		o := good
 		tc.change(&o)
 		_, err := Connect(o)
-		if fmt.Sprint(err) != tc.want || fault.KindOf(err) != fault.Config {
-			t.Errorf("error %v of kind %v, want %q", err, fault.KindOf(err), tc.want)
-		}
+		must.Not(t, fmt.Sprint(err) != tc.want || fault.KindOf(err) != fault.Config,
+			"error %v of kind %v, want %q", err, fault.KindOf(err), tc.want)
 	})
 }
 
@@ -260,9 +255,7 @@ func TestReadsAreBounded(t *testing.T) {
 		start := time.Now()
 		var raw any
 		err := c.Get(t.Context(), "/nodes/pve9/qemu/101/config", &raw)
-		if took := time.Since(start); took > tc.within {
-			t.Errorf("took %s, more than %s", took, tc.within)
-		}
+		must.Take(t, start, 0, tc.within)
 		must.Equal(t, "error", cmp.Or(tc.err, "<nil>"), fmt.Sprint(err))
 		asked := 0
 		for _, f := range hosts {
@@ -339,12 +332,9 @@ func TestSlowBody(t *testing.T) {
 			must.Do(t, resp.Body.Close())
 		}
 		close(release)
-		if took := time.Since(start); (err != nil) != tc.err || tc.err == (took > tc.want) {
-			t.Errorf("error %v after %s", err, took)
-		}
-		if tc.err && !errors.Is(err, cluster.ErrLostAnswer) {
-			t.Errorf("error is %v", err)
-		}
+		took := time.Since(start)
+		must.Not(t, (err != nil) != tc.err || tc.err == (took > tc.want), "error %v after %s", err, took)
+		must.Not(t, tc.err && !errors.Is(err, cluster.ErrLostAnswer), "error is %v", err)
 	})
 }
 
@@ -425,20 +415,13 @@ func TestTrust(t *testing.T) {
 		}
 		err := connWith(t, s, tc.options(t, s), host, "pve2").Get(t.Context(), "/cluster/status", new(any))
 		if tc.err == "" {
-			if err != nil {
-				t.Error(err)
-			}
+			must.Not(t, err != nil, "%v", err)
 			return
 		}
-		if err == nil || !strings.Contains(err.Error(), tc.err) {
-			t.Errorf("error is %v, want %q in it", err, tc.err)
-		}
-		if hints := fmt.Sprint(fault.Hints(err)); !strings.Contains(hints, tc.hint) {
-			t.Errorf("hints are %s, want %q in them", hints, tc.hint)
-		}
-		if len(first.Requests())+len(second.Requests()) > 0 {
-			t.Error("a request went to a server that is not trusted")
-		}
+		must.Fail(t, err, tc.err)
+		hints := fmt.Sprint(fault.Hints(err))
+		must.Not(t, !strings.Contains(hints, tc.hint), "hints are %s, want %q in them", hints, tc.hint)
+		must.Not(t, len(first.Requests())+len(second.Requests()) > 0, "a request went to a server that is not trusted")
 	})
 }
 
@@ -483,9 +466,8 @@ func TestWrongFingerprintShowsBoth(t *testing.T) {
 		s.Node(t, "pve1")
 		err := connWith(t, s, Options{Fingerprint: strings.Repeat("ab", 32)}, "pve1").Get(t.Context(), "/cluster/status", new(any))
 		e, ok := errors.AsType[*FingerprintError](err)
-		if !ok || e.Got != s.Fingerprint() || e.Addr != "pve1:8006" || len(e.Want) != 1 || e.Want[0] != strings.Repeat("AB:", 31)+"AB" {
-			t.Errorf("error is %+v", err)
-		}
+		must.Not(t, !ok || e.Got != s.Fingerprint() || e.Addr != "pve1:8006" || len(e.Want) != 1 || e.Want[0] != strings.Repeat("AB:", 31)+"AB",
+			"error is %+v", err)
 	})
 }
 
@@ -591,9 +573,7 @@ func FuzzParseError(f *testing.F) {
 	f.Add(500, "", `{"message":{"a":[1]},"errors":{"x":null}}`)
 	f.Fuzz(func(t *testing.T, status int, line, body string) {
 		e := parseError("POST", "/p", status, line, []byte(body))
-		if e.Error() == "" || e.Status != status {
-			t.Errorf("lost: %+v", e)
-		}
+		must.Not(t, e.Error() == "" || e.Status != status, "lost: %+v", e)
 		e.Unwrap()
 	})
 }
@@ -620,9 +600,7 @@ func TestHints(t *testing.T) {
 		"anything else":               {&TaskError{Exit: "bridge 'vmbr9' does not exist"}, ""},
 	}, func(t *testing.T, tc row) {
 		got := strings.Join(fault.Hints(c.Explain(tc.err)), "\n")
-		if tc.want == "" && got != "" || !strings.HasPrefix(got, tc.want) {
-			t.Errorf("hint %q, want %q", got, tc.want)
-		}
+		must.Not(t, tc.want == "" && got != "" || !strings.HasPrefix(got, tc.want), "hint %q, want %q", got, tc.want)
 	})
 }
 
@@ -665,11 +643,8 @@ func FuzzParseUPID(f *testing.F) {
 		if err != nil {
 			return
 		}
-		if u.Node == "" || u.Type == "" || u.Raw != s || strings.Contains(u.ID, ":") {
-			t.Errorf("%q is read as %+v", s, u)
-		}
-		if path := u.Path("status"); strings.Count(path, "/") != 5 {
-			t.Errorf("%q leads to %s", s, path)
-		}
+		must.Not(t, u.Node == "" || u.Type == "" || u.Raw != s || strings.Contains(u.ID, ":"), "%q is read as %+v", s, u)
+		path := u.Path("status")
+		must.Not(t, strings.Count(path, "/") != 5, "%q leads to %s", s, path)
 	})
 }
