@@ -46,7 +46,6 @@ var exprEnv = sync.OnceValues(func() (*cel.Env, error) {
 	return cel.NewEnv(options...)
 })
 
-// Check returns what is wrong with an expression, and where.
 func Check(expr string) error {
 	_, err := Compile(expr)
 	return err

@@ -48,7 +48,6 @@ import (
 // requestTimeout bounds one request other than a watch.
 const requestTimeout = 30 * time.Second
 
-// Options configure a client.
 type Options struct {
 	Dial func(ctx context.Context, network, addr string) (net.Conn, error) // nil: the machine's network
 	Wrap func(http.RoundTripper) http.RoundTripper                         // wraps the transport; nil: nothing
@@ -141,7 +140,6 @@ func newTransports(cfg *rest.Config) (base *http.Transport, rt, toServer http.Ro
 	return base, rt, toServer, err
 }
 
-// Close closes idle connections.
 func (c *Client) Close() error {
 	c.base.CloseIdleConnections()
 	return nil
@@ -293,7 +291,6 @@ func (c *Client) askServer(ctx context.Context, addr netip.AddrPort, path string
 	return body, nil
 }
 
-// failedChecks returns the checks that the API server lists as failed.
 func failedChecks(body []byte) string {
 	var failed []string
 	for line := range strings.Lines(string(body)) {
@@ -312,7 +309,6 @@ const (
 	claimAnnotation = "recast.dev/claim"
 )
 
-// Lease reads the claim's Lease.
 func (c *Client) Lease(ctx context.Context) (cluster.Lease, error) {
 	l, err := c.api.CoordinationV1().Leases(leaseNamespace).Get(ctx, leaseName, metav1.GetOptions{})
 	if err != nil {
@@ -334,7 +330,6 @@ func (c *Client) Lease(ctx context.Context) (cluster.Lease, error) {
 	return out, nil
 }
 
-// CreateLease creates the claim's Lease.
 func (c *Client) CreateLease(ctx context.Context, l cluster.Lease) error {
 	_, err := c.api.CoordinationV1().Leases(leaseNamespace).Create(ctx, leaseOf(l), metav1.CreateOptions{})
 	return c.translateLeaseChange(err)
@@ -652,7 +647,6 @@ func (b behind) put(ctx context.Context, path string, body any) error {
 
 func (b behind) name() string { return b.service.Namespace + "/" + b.service.Name }
 
-// place returns the path of the program in the API.
 func (b behind) place() string {
 	return fmt.Sprintf("/api/v1/namespaces/%s/services/%s:%s/proxy", b.service.Namespace, b.service.Name, b.port)
 }

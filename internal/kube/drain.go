@@ -50,7 +50,6 @@ func (c *Client) Drain(ctx context.Context, node string, o cluster.DrainOptions,
 	return err
 }
 
-// draining is one drain of one node.
 type draining struct {
 	*Client
 	cluster.DrainOptions
@@ -80,7 +79,6 @@ func (d *draining) hadPodsIn(namespace string) bool {
 	return d.from[namespace]
 }
 
-// leaving is a pod that has to go.
 type leaving struct {
 	pod       corev1.Pod
 	answer    error     // the API server's last answer; nil: accepted
@@ -132,7 +130,6 @@ func fatal(err error) bool {
 	return apierrors.IsUnauthorized(err) || kind == fault.Refused || kind == fault.Interrupted
 }
 
-// sweep evicts what is left.
 func (d *draining) sweep(ctx context.Context) (done bool, err error) {
 	if err := d.sameNode(ctx); err != nil {
 		return false, err
@@ -262,7 +259,6 @@ func (d *draining) ask(ctx context.Context) error {
 	return g.Wait()
 }
 
-// sayOnce says a line unless it was said before.
 func (d *draining) sayOnce(line string) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
@@ -471,7 +467,6 @@ func (d *draining) deleteRefused() bool {
 	return found
 }
 
-// hint adds a remedy, once.
 func (d *draining) hint(format string, args ...any) {
 	text := fmt.Sprintf(format, args...)
 	if !slices.Contains(d.hints, text) {
@@ -525,7 +520,6 @@ func mayBeTwoBudgets(answer error) bool {
 	return ok && status.Status().Code == http.StatusInternalServerError
 }
 
-// why says why a pod is still there, and whether it was refused.
 func (d *draining) why(l *leaving, budgets []policyv1.PodDisruptionBudget) (why string, refused bool) {
 	covering := slices.DeleteFunc(slices.Clone(budgets), func(b policyv1.PodDisruptionBudget) bool { return !covers(b, &l.pod) })
 	budget, byBudget := apierrors.StatusCause(l.answer, policyv1.DisruptionBudgetCause)

@@ -697,9 +697,8 @@ func TestOwnNode(t *testing.T) {
 	type row struct {
 		owner string
 		change
-		want string
-		err  string
-		kind fault.Kind
+		want, err string
+		kind      fault.Kind
 	}
 	cases := map[string]row{
 		"its pod":                  {want: "wk1"},

@@ -39,7 +39,6 @@ func (c *Client) Judge(ctx context.Context, g cluster.ObjectGate) (cluster.Judge
 	return j.Judged, err
 }
 
-// judge evaluates an expression on one object after the other.
 type judge struct {
 	expr *expression.Expression
 	cluster.Judged

@@ -160,11 +160,10 @@ func TestStarted(t *testing.T) {
 
 // lacking is a node as it is, what it had, and what has to be restored.
 type lacking struct {
-	node        corev1.Node
-	had         cluster.NodeMetadata
-	labels      map[string]string
-	annotations map[string]string
-	taints      []corev1.Taint
+	node                corev1.Node
+	had                 cluster.NodeMetadata
+	labels, annotations map[string]string
+	taints              []corev1.Taint
 }
 
 func TestLacksLabelsAndAnnotations(t *testing.T) {

@@ -62,7 +62,6 @@ func (c *Client) localData(ctx context.Context, groups []metav1.APIGroup, errGro
 	return data, nil
 }
 
-// localScan is one search for data on some nodes.
 type localScan struct {
 	*Client
 	nodes []*localNode
@@ -72,7 +71,6 @@ type localScan struct {
 	inline []cluster.LocalData
 }
 
-// localNode is one node of a search, with what was found there.
 type localNode struct {
 	name   string
 	labels labels.Set
@@ -115,7 +113,6 @@ func (l *localScan) byName(name string) *localNode {
 	return l.named[name][i]
 }
 
-// data returns everything that was found, by name.
 func (n *localNode) data() []cluster.LocalData {
 	data := slices.Concat(n.volumes, n.pools, n.disks, n.directories)
 	for _, p := range n.paths() {
@@ -414,7 +411,6 @@ func (n *localNode) addWriter(p *corev1.Pod) {
 	}
 }
 
-// paths returns the paths that pods write to.
 func (n *localNode) paths() (data []cluster.LocalData) {
 	for _, at := range slices.Sorted(maps.Keys(n.writers)) {
 		by := slices.Sorted(maps.Keys(n.writers[at]))
@@ -466,7 +462,6 @@ func isPersistent(at string) bool {
 	return at == "/" || (within(at, "/var") || within(at, "/opt")) && !within(at, "/var/run")
 }
 
-// within reports whether a path is dir or below it.
 func within(at, dir string) bool {
 	return at == dir || strings.HasPrefix(at, strings.TrimSuffix(dir, "/")+"/")
 }
@@ -483,7 +478,6 @@ func workload(p *corev1.Pod) string {
 	return kind + " " + p.Namespace + "/" + name
 }
 
-// AttachedVolumes lists the volumes of the node's VolumeAttachments, by name.
 func (c *Client) AttachedVolumes(ctx context.Context, node string) ([]cluster.AttachedVolume, error) {
 	// The API can't select VolumeAttachments by node.
 	list, err := c.api.StorageV1().VolumeAttachments().List(ctx, metav1.ListOptions{})
@@ -687,7 +681,6 @@ func started(p *corev1.Pod) bool {
 // errWatchEnded says that the API server, or something in between, ended a watch.
 var errWatchEnded = errors.New("the watch has ended")
 
-// WatchNode implements cluster.NodeReader.
 func (c *Client) WatchNode(ctx context.Context, node string, tell func(look bool)) error {
 	stream, err := c.streams.CoreV1().Nodes().Watch(ctx, metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector("metadata.name", node).String()})
 	last := ""
@@ -701,7 +694,6 @@ func (c *Client) WatchNode(ctx context.Context, node string, tell func(look bool
 	})
 }
 
-// WatchDetached implements cluster.VolumeReader.
 func (c *Client) WatchDetached(ctx context.Context, node string, tell func(look bool)) error {
 	stream, err := c.streams.StorageV1().VolumeAttachments().Watch(ctx, metav1.ListOptions{}) // the API cannot select them by node
 	return c.watched(ctx, "volume attachments", stream, err, tell, func(e watch.Event) bool {

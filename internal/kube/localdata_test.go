@@ -76,13 +76,11 @@ func TestLocalDataOfVolumes(t *testing.T) {
 	var both corev1.NodeSelectorTerm
 	both.MatchExpressions = append(on(hostname, "wk1").MatchExpressions, on("rack", "b").MatchExpressions...)
 	type row struct {
-		pv     *corev1.PersistentVolume
-		phase  corev1.PersistentVolumePhase
-		retain bool
-		what   string // "" for no data on wk1
-		path   string
-		format string
-		group  string
+		pv                  *corev1.PersistentVolume
+		phase               corev1.PersistentVolumePhase
+		retain              bool
+		what                string // "" for no data on wk1
+		path, format, group string
 	}
 	cases := map[string]row{
 		"local":                      {pv: volume("a", local(), on(hostname, "wk1")), what: "PersistentVolume a (claim default/db-0)", path: "/var/local/x"},

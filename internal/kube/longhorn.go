@@ -109,7 +109,6 @@ func (o longhornOrphan) on(node, dir string) bool {
 	return o.Spec.Node == node && o.Spec.Type == "replica" && path.Clean("/"+o.Spec.Parameters["DiskPath"]) == dir
 }
 
-// longhornContents is what is on a Longhorn disk.
 type longhornContents struct {
 	replicas        []string
 	images, orphans int
@@ -141,7 +140,6 @@ func (d *longhornDisk) known() bool {
 	})
 }
 
-// longhornState is Longhorn's state of the nodes of the search.
 type longhornState struct {
 	nodes    []longhornNode
 	replicas []longhornReplica
@@ -321,7 +319,6 @@ func takes(all []longhornNode, not, volume string) bool {
 	})
 }
 
-// denied reports whether one of those conditions is not true.
 func denied(conditions []longhornCondition, of ...string) bool {
 	return slices.ContainsFunc(conditions, func(c longhornCondition) bool { return slices.Contains(of, c.Type) && c.Status != "True" })
 }
@@ -364,7 +361,6 @@ func (r longhornReplica) replica() replica.Replica {
 	}
 }
 
-// longhornReplicas reads the volumes of Longhorn and where their copies are.
 func (c *Client) longhornReplicas(ctx context.Context, _ schema.GroupVersion) (replica.System, error) {
 	var volumes []longhornVolumeState
 	var copies []longhornReplica
@@ -410,7 +406,6 @@ func (c *Client) longhornReplicas(ctx context.Context, _ schema.GroupVersion) (r
 	return s, err
 }
 
-// listing returns a function that lists objects of Longhorn.
 func listing[T any](ctx context.Context, c *Client, resource string, objects *[]T) func() error {
 	return func() (err error) {
 		*objects, err = listCustom[T](ctx, c, longhornVersion.WithResource(resource), "")

@@ -33,7 +33,6 @@ import (
 	"github.com/recast-sh/recast/internal/wait"
 )
 
-// Nodes lists the Node objects.
 func (c *Client) Nodes(ctx context.Context) (nodes []cluster.KubeNode, err error) {
 	var unreadable []error
 	list := func(o metav1.ListOptions) (*corev1.NodeList, error) { return c.api.CoreV1().Nodes().List(ctx, o) }
@@ -50,7 +49,6 @@ func (c *Client) Nodes(ctx context.Context) (nodes []cluster.KubeNode, err error
 	return nodes, nil
 }
 
-// Node implements cluster.NodeReader.
 func (c *Client) Node(ctx context.Context, name string) (cluster.KubeNode, error) {
 	n, err := c.api.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
@@ -181,7 +179,6 @@ func (c *Client) SetFailedBuild(ctx context.Context, node, build string) error {
 	})
 }
 
-// SetBooted implements cluster.NodeWriter.
 func (c *Client) SetBooted(ctx context.Context, node string, b cluster.Booted) error {
 	return c.amendNode(ctx, "note the boot entry on", node, func(n *corev1.Node) (*nodePatch, error) {
 		if bootedOf(n) == b {
@@ -525,7 +522,6 @@ const (
 	fieldManager = "talos"
 )
 
-// StaticPods lists the mirror pods of Talos' static pods.
 func (c *Client) StaticPods(ctx context.Context) ([]cluster.StaticPod, error) {
 	selector := fmt.Sprintf("%s in (%s, %s, %s)", partLabel, cluster.APIServer, cluster.ControllerManager, cluster.Scheduler)
 	list, err := c.api.CoreV1().Pods(systemNamespace).List(ctx, metav1.ListOptions{LabelSelector: selector})
@@ -564,7 +560,6 @@ func staticPod(p corev1.Pod) cluster.StaticPod {
 	return s
 }
 
-// ProxySet reads the DaemonSet of kube-proxy.
 func (c *Client) ProxySet(ctx context.Context) (cluster.ProxySet, error) {
 	set, err := c.api.AppsV1().DaemonSets(systemNamespace).Get(ctx, proxyName, metav1.GetOptions{})
 	if err != nil {

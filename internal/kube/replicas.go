@@ -116,7 +116,6 @@ func (c *Client) storageSystem(name string) (storageSystem, bool) {
 	return cluster.Find(all, func(known storageSystem) bool { return known.name == name })
 }
 
-// withVersion returns the finder of a system whose objects are of that version.
 func withVersion(version schema.GroupVersion) finder {
 	return func(_ context.Context, groups []metav1.APIGroup) (schema.GroupVersion, bool, error) {
 		installed, err := supports(groups, version)
@@ -124,7 +123,6 @@ func withVersion(version schema.GroupVersion) finder {
 	}
 }
 
-// WatchReplicas implements cluster.VolumeReader.
 func (c *Client) WatchReplicas(ctx context.Context, system string, tell func(look bool)) error {
 	known, found := c.storageSystem(system)
 	switch {
@@ -174,7 +172,6 @@ func watchCustom[T any](ctx context.Context, c *Client, r schema.GroupVersionRes
 	}
 }
 
-// Holds implements replica.HoldReader.
 func (c *Client) Holds(ctx context.Context) ([]replica.Hold, error) {
 	groups, err := c.groups(ctx)
 	if err != nil {
@@ -203,7 +200,6 @@ func (s storageSystem) holds(ctx context.Context, groups []metav1.APIGroup) ([]r
 	return replica.Held(settings)
 }
 
-// HoldRebuild implements replica.Holder.
 func (c *Client) HoldRebuild(ctx context.Context, system, node, run string, atLeast time.Duration) (said string, err error) {
 	begin := func(h *holding) string { return h.begin + node }
 	err = c.amendSettings(ctx, system, begin, func(ctx context.Context, settings []replica.Setting) error {
@@ -213,7 +209,6 @@ func (c *Client) HoldRebuild(ctx context.Context, system, node, run string, atLe
 	return said, err
 }
 
-// GiveBack implements replica.Holder.
 func (c *Client) GiveBack(ctx context.Context, system string, nodes ...string) (said string, err error) {
 	begin := func(*holding) string {
 		return "give back what " + system + " was told for " + strings.Join(nodes, ", ")
@@ -245,7 +240,6 @@ func (c *Client) amendSettings(ctx context.Context, system string, what func(*ho
 	return err
 }
 
-// MayHold implements replica.HoldReader.
 func (c *Client) MayHold(ctx context.Context, system string) error {
 	known, _ := c.storageSystem(system)
 	if known.hold == nil {
@@ -340,7 +334,6 @@ const (
 	linstorPort  = "3370"
 )
 
-// linstorElse is the alternative for a LINSTOR that can't be read.
 var linstorElse = replica.Off(linstor.Name) + " with a gate that asks linstor, see examples/gates/piraeus.yaml"
 
 // linstorCluster is the part that we read of the Piraeus operator's LinstorCluster (api/v1/linstorcluster_types.go).

@@ -440,9 +440,8 @@ func TestLonghornDiskIsEmptyOnlyWithoutReplicas(t *testing.T) {
 	changed := diskStatus("False")
 	changed["conditions"].([]any)[0].(map[string]any)["reason"] = "DiskFilesystemChanged"
 	type row struct {
-		status          map[string]any
-		replica, orphan map[string]any
-		want            string // "" for no loss
+		status, replica, orphan map[string]any
+		want                    string // "" for no loss
 	}
 	cases := map[string]row{
 		"nothing":                      {status: diskStatus("True")},
@@ -495,10 +494,9 @@ func TestLonghornMovesWhatAnotherNodeTakes(t *testing.T) {
 		status["conditions"] = []any{map[string]any{"type": "Ready", "status": "False"}}
 	}
 	type row struct {
-		own     func(spec, status map[string]any)
-		other   map[string]any
-		command string
-		says    string
+		own           func(spec, status map[string]any)
+		other         map[string]any
+		command, says string
 	}
 	cases := map[string]row{
 		"another node":               {other: node(nil, nil), command: evict, says: "has Longhorn move it to its other nodes; roll once the disk has no replicas, then undo that"},

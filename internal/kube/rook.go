@@ -90,7 +90,6 @@ func (l *localScan) rookDaemons(ctx context.Context, namespace, dir string) (map
 	return kinds, nil
 }
 
-// rookWorkloads lists the Deployments and the pods of Rook's monitors and OSDs in a namespace.
 func (c *Client) rookWorkloads(ctx context.Context, namespace string) (deployments []*appsv1.Deployment, pods []*corev1.Pod, err error) {
 	list := func(o metav1.ListOptions) (*appsv1.DeploymentList, error) {
 		o.LabelSelector = rookDaemons
@@ -149,7 +148,6 @@ type cephDaemon struct {
 	labels map[string]string // of its Deployment (CephDaemonAppLabels in Rook's pkg/operator/ceph/controller/label.go)
 }
 
-// cephID is what Rook calls a daemon.
 type cephID struct{ app, id string }
 
 func cephIDOf(m metav1.ObjectMeta) cephID {
@@ -398,7 +396,6 @@ const (
 	cephCopies = 3
 )
 
-// cephPool is a pool that an object of Rook describes.
 type cephPool struct {
 	namespace, name string
 	spec            poolSpec

@@ -20,7 +20,6 @@ import (
 	"github.com/recast-sh/recast/internal/wait"
 )
 
-// Name is the name of the system.
 const Name = "LINSTOR"
 
 // Properties of controllers, nodes and resource definitions (linstor-common, properties.json; ReconnectorTask.java
@@ -41,7 +40,6 @@ const defaultEvictAfter = "720"
 // Get reads the answer to a path of the API, such as /v1/nodes, from JSON.
 type Get func(ctx context.Context, path string, into any) error
 
-// answers are the controller's answers in one look.
 type answers struct {
 	nodes       []node
 	resources   []resource
@@ -58,7 +56,6 @@ type node struct {
 	Status string            `json:"connection_status"`
 }
 
-// definition is a ResourceDefinition.
 type definition struct {
 	Name  string            `json:"name"`
 	Props map[string]string `json:"props"`
@@ -255,7 +252,6 @@ type resource struct {
 	} `json:"volumes"`
 }
 
-// layer is a ResourceLayer.
 type layer struct {
 	Type string `json:"type"`
 	DRBD *struct {
@@ -343,7 +339,6 @@ const (
 	applied = "Aux/piraeus.io/last-applied"
 )
 
-// Controller is LINSTOR's controller, as far as recast reads and changes it.
 type Controller struct {
 	Get   Get
 	Put   func(ctx context.Context, path string, body any) error

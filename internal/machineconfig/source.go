@@ -307,7 +307,6 @@ func encryption(text []byte) string {
 	return ""
 }
 
-// decrypted returns the plaintext of a file.
 func (s *Source) decrypted(ctx context.Context, f file) ([]byte, error) {
 	var args []string
 	program := encryption(f.text)
@@ -462,22 +461,20 @@ func (o Options) ruled(path string) (bool, error) {
 // Render says from which secrets and patches configurations are made, as talosctl gen config makes them. The patches
 // are applied in this order.
 type Render struct {
-	Cluster       string
-	Endpoint      string // of Kubernetes: "https://10.0.0.1:6443"
-	Secrets       string // path of a file of talosctl gen secrets
-	Talos         string // release that determines their defaults and documents: "v1.14"
-	Kubernetes    string // version: "v1.35.4"
-	Installer     string // image; recast sets its own image, and the disk, before it applies a configuration
-	ControlPlanes []string
-	SANs          []string // further names and addresses of the Kubernetes API
-	DNSDomain     string   // "": cluster.local
-	All           []string // paths of the patches of every node; below: of a role, and of single nodes
-	OfControls    []string
-	OfWorkers     []string
-	OfNode        map[string][]string
+	Cluster               string
+	Endpoint              string // of Kubernetes: "https://10.0.0.1:6443"
+	Secrets               string // path of a file of talosctl gen secrets
+	Talos                 string // release that determines their defaults and documents: "v1.14"
+	Kubernetes            string // version: "v1.35.4"
+	Installer             string // image; recast sets its own image, and the disk, before it applies a configuration
+	ControlPlanes         []string
+	SANs                  []string // further names and addresses of the Kubernetes API
+	DNSDomain             string   // "": cluster.local
+	All                   []string // paths of the patches of every node; below: of a role, and of single nodes
+	OfControls, OfWorkers []string
+	OfNode                map[string][]string
 }
 
-// rendered makes a node's configuration. Secrets and patches are read once.
 func (s *Source) rendered(ctx context.Context, node string) (cluster.Secret, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

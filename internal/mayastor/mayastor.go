@@ -15,7 +15,6 @@ import (
 	"github.com/recast-sh/recast/internal/wait"
 )
 
-// Name is the name of the system.
 const Name = "Mayastor"
 
 // pageSize is the number of volumes per request.
@@ -79,7 +78,6 @@ type (
 	}
 )
 
-// Read reads the volumes once. The error is that of get.
 func Read(ctx context.Context, get Get) (replica.System, error) {
 	s := replica.System{Name: Name}
 	var nodes []node
@@ -108,7 +106,6 @@ func Read(ctx context.Context, get Get) (replica.System, error) {
 	return s, nil
 }
 
-// list reads all volumes, in pages.
 func list(ctx context.Context, get Get) (all []volume, err error) {
 	for token := 0; ; {
 		var page volumes

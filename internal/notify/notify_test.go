@@ -242,10 +242,9 @@ func TestWants(t *testing.T) {
 func TestEnvironment(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
-		w    Webhook
-		env  map[string]string
-		name string
-		err  string
+		w         Webhook
+		env       map[string]string
+		name, err string
 	}{
 		"all there":      {Webhook{URLEnv: "U", Headers: map[string]string{"A": "B"}}, map[string]string{"U": "https://h.example/s3cret?sig=1\n", "B": "x"}, "h.example", ""},
 		"no URL":         {Webhook{URLEnv: "U"}, nil, "$U", "webhook $U: the environment variable is not set"},

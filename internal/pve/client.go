@@ -61,9 +61,7 @@ func (c *Client) GoString() string { return c.conn.String() }
 
 // Remember makes the client read the token's privileges, the hosts and the storages' contents only once, for a command
 // that changes nothing. VMs and tasks are still read each time. Call it before the client is used.
-func (c *Client) Remember() { c.conn.Remember() }
-
-// TokenID implements cluster.Access.
+func (c *Client) Remember()       { c.conn.Remember() }
 func (c *Client) TokenID() string { return c.conn.TokenID }
 
 // Permissions implements cluster.Access. It asks for this path only: Proxmox's list of all paths omits those where an
@@ -283,7 +281,6 @@ func thinPools(ctx context.Context, c *api.Conn, at string) ([]cluster.ThinPool,
 	return pools, nil
 }
 
-// Nodes implements images.Shelf.
 func (c *Client) Nodes(ctx context.Context) (online, offline []string, err error) {
 	var rows []struct{ Node, Status string }
 	if err := c.conn.Get(ctx, "/nodes", &rows); err != nil {
@@ -387,7 +384,6 @@ func (u uptime) ago(d time.Duration) uint64 { return uint64(max(0, u.seconds-d.S
 // userHz is the tick rate of a host that does not report it; every Linux for PCs uses it.
 const userHz = 100
 
-// unreachableHosts collects the hosts that do not answer, and the VMs on them.
 type unreachableHosts struct {
 	mu  sync.Mutex
 	why map[string]string // by host
@@ -436,7 +432,6 @@ func (a *unreachableHosts) noteIfUnreachable(vm cluster.VM, err error) bool {
 	return true
 }
 
-// addVM records a VM on an unreachable host.
 func (a *unreachableHosts) addVM(vm cluster.VM) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

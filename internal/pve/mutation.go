@@ -88,7 +88,6 @@ func (c *Client) submit(ctx context.Context, m mutation) (upid string, err error
 	return upid, c.end(ctx, m, upid)
 }
 
-// end waits for the worker of a change.
 func (c *Client) end(ctx context.Context, m mutation, upid string) error {
 	if m.clean {
 		return c.tasks.await(ctx, upid)
@@ -174,7 +173,6 @@ const (
 	reached                 // everything is as wanted
 )
 
-// sight is an observation of a change.
 type sight struct {
 	state state
 	what  string
@@ -330,7 +328,6 @@ func (c *Client) seeReverted(vm cluster.VM, keys []string) func(context.Context)
 	})
 }
 
-// seeFreed checks whether a disk is freed.
 func (c *Client) seeFreed(vm cluster.VM, disk cluster.Disk) func(context.Context) (sight, error) {
 	return c.seeVM(vm, func(ctx context.Context, _ cluster.VM) (sight, error) {
 		if err := c.checkFreed(ctx, vm, disk); err != nil {
@@ -352,7 +349,6 @@ func (c *Client) seeGrown(vm cluster.VM, key, size string) func(context.Context)
 	})
 }
 
-// seePool checks whether a VM is in a pool.
 func (c *Client) seePool(id cluster.VMID, pool string) func(context.Context) (sight, error) {
 	return func(ctx context.Context) (sight, error) {
 		now, err := c.Pool(ctx, id)
@@ -385,7 +381,6 @@ func (c *Client) seeMoved(vm cluster.VM, key string, to cluster.VMID, toKey stri
 	})
 }
 
-// seeDeleted checks whether a VM is gone.
 func (c *Client) seeDeleted(vm cluster.VM) func(context.Context) (sight, error) {
 	return func(ctx context.Context) (sight, error) {
 		now := cluster.VM{ID: vm.ID, Host: vm.Host}
@@ -444,7 +439,6 @@ func moveWorker(vm cluster.VM, key string, to cluster.VMID, toKey string) worker
 	return worker{vm.Host, "qmmove", strconv.Itoa(int(vm.ID)) + "-" + key + ">" + strconv.Itoa(int(to)) + "-" + toKey}
 }
 
-// CreateVM implements cluster.Editor.
 func (c *Client) CreateVM(ctx context.Context, host string, id cluster.VMID, config map[string]string) error {
 	for _, key := range []string{"start", "force", "archive", "vmid", "digest"} {
 		if _, has := config[key]; has {
@@ -547,7 +541,6 @@ func (c *Client) DeleteVM(ctx context.Context, vm cluster.VM) error {
 	})
 }
 
-// MoveDisk implements cluster.Editor.
 func (c *Client) MoveDisk(ctx context.Context, vm cluster.VM, key string, to cluster.VMID, toKey string) error {
 	params := map[string]string{"disk": key, "target-vmid": strconv.Itoa(int(to)), "target-disk": toKey}
 	if err := withDigest(params, vm); err != nil {
@@ -559,7 +552,6 @@ func (c *Client) MoveDisk(ctx context.Context, vm cluster.VM, key string, to clu
 	})
 }
 
-// GrowDisk implements cluster.Editor.
 func (c *Client) GrowDisk(ctx context.Context, vm cluster.VM, key, size string) error {
 	params := map[string]string{"disk": key, "size": size}
 	if err := withDigest(params, vm); err != nil {

@@ -49,7 +49,6 @@ func (c *Client) Shutdown(ctx context.Context, vm cluster.VM, grace time.Duratio
 	return c.awaitState(ctx, vm, "stopped", grace+settleTime)
 }
 
-// Stop implements cluster.Power.
 func (c *Client) Stop(ctx context.Context, vm cluster.VM) error {
 	if err := c.switchTo(ctx, vm, "stop", "stopped", nil); err != nil {
 		return err
@@ -100,7 +99,6 @@ func (c *Client) awaitState(ctx context.Context, vm cluster.VM, state string, wi
 	})
 }
 
-// seeState checks whether a VM is on or off.
 func (c *Client) seeState(vm cluster.VM, state string) func(context.Context) (sight, error) {
 	return func(ctx context.Context) (sight, error) {
 		s, err := c.vmStatus(ctx, vm)
@@ -140,7 +138,6 @@ func (c *Client) Migration(ctx context.Context, vm cluster.VM, to string) (clust
 	return m, nil
 }
 
-// lacks describes what a host does not have for a VM.
 func lacks(raw json.RawMessage, host string) []string {
 	var hosts map[string]map[string][]json.RawMessage
 	if err := json.Unmarshal(raw, &hosts); err != nil {
@@ -216,7 +213,6 @@ func (c *Client) seeMigrated(vm cluster.VM, to string) func(context.Context) (si
 
 const haResources = "/cluster/ha/resources"
 
-// sid is a VM's ID in Proxmox HA.
 func sid(id cluster.VMID) string { return fmt.Sprintf("vm:%d", id) }
 
 var (
@@ -228,7 +224,6 @@ var (
 	notManaged = regexp.MustCompile(`not HA managed`)
 )
 
-// HAResource implements cluster.TieReader.
 func (c *Client) HAResource(ctx context.Context, id cluster.VMID) (*cluster.HAResource, error) {
 	var raw rawConfig
 	if err := c.conn.Get(ctx, haResources+"/"+sid(id), &raw); err != nil {
@@ -310,7 +305,6 @@ func (c *Client) removeResource(ctx context.Context, id cluster.VMID) error {
 	return err
 }
 
-// refuseRules refuses if any HA rule names the VM.
 func (c *Client) refuseRules(ctx context.Context, id cluster.VMID) error {
 	var rules []struct{ Rule, Resources string }
 	err := c.conn.Get(ctx, "/cluster/ha/rules", &rules)
@@ -334,7 +328,6 @@ func (c *Client) refuseRules(ctx context.Context, id cluster.VMID) error {
 		"update pve-ha-manager, or take the VM out of these rules by hand")
 }
 
-// AddHA implements cluster.HA.
 func (c *Client) AddHA(ctx context.Context, r cluster.HAResource) error {
 	now, err := c.HAResource(ctx, r.VMID)
 	if err != nil {

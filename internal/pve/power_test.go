@@ -227,12 +227,11 @@ func TestAddHA(t *testing.T) {
 	const post = "POST /cluster/ha/resources"
 	was := cluster.HAResource{VMID: 101, State: "started", Settings: map[string]string{"max_restart": "2"}}
 	type row struct {
-		want     cluster.HAResource
-		get      route
-		post     route
-		err      string
-		sent     map[string]string
-		requests []string
+		want      cluster.HAResource
+		get, post route
+		err       string
+		sent      map[string]string
+		requests  []string
 	}
 	onEachNode(t, map[string]row{
 		"made": {

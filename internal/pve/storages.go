@@ -28,7 +28,6 @@ import (
 	"github.com/recast-sh/recast/internal/wait"
 )
 
-// Storage implements images.Store.
 func (c *Client) Storage(ctx context.Context, host, storage string) (images.StorageInfo, error) {
 	var rows []struct {
 		Storage, Content        string
@@ -49,12 +48,10 @@ func (c *Client) Storage(ctx context.Context, host, storage string) (images.Stor
 	return images.StorageInfo{}, fault.WithHint(fault.StorageUnusable.Of(err), "see /etc/pve/storage.cfg: it may be disabled, or for other nodes than %s; the token needs Datastore.Audit on /storage/%s to see it", host, storage)
 }
 
-// ISO implements images.Store.
 func (c *Client) ISO(ctx context.Context, host, storage, name string) (sizeBytes int64, found bool, err error) {
 	return c.storedFile(ctx, host, storage, isoContent, name)
 }
 
-// DiskImage implements images.Store.
 func (c *Client) DiskImage(ctx context.Context, host, storage, name string) (sizeBytes int64, found bool, err error) {
 	return c.storedFile(ctx, host, storage, importContent, name)
 }
@@ -110,18 +107,17 @@ func (c *Client) HasVolume(ctx context.Context, host, volid string) (bool, error
 // storageConfig is a section of storage.cfg. A token that may use the storage sees the whole section except passwords
 // (pve-storage, API2/Storage/Config.pm, index).
 type storageConfig struct {
-	Storage, Type string
-	Shared        json.RawMessage // also set for types that are always shared (Storage/Plugin.pm)
-	Sparse        json.RawMessage
-	Preallocation string
-	VG            string `json:"vgname"`
-	ThinPool      string
-	Pool          string // of ZFS or Ceph
-	MonHost       string
-	Namespace     string
-	Path          string // of a storage of files
-	Server        string
-	Export, Share string // of NFS and CIFS
+	Storage, Type      string
+	Shared             json.RawMessage // also set for types that are always shared (Storage/Plugin.pm)
+	Sparse             json.RawMessage
+	Preallocation      string
+	VG                 string `json:"vgname"`
+	ThinPool           string
+	Pool               string // of ZFS or Ceph
+	MonHost, Namespace string
+	Path               string // of a storage of files
+	Server             string
+	Export, Share      string // of NFS and CIFS
 }
 
 // Storages implements cluster.StorageReader. Proxmox omits those on which the token has
@@ -243,7 +239,6 @@ func (c *Client) MayImport(ctx context.Context, host, storage string) (why strin
 	return "the token has neither Datastore.Audit nor Datastore.AllocateSpace on " + path, nil
 }
 
-// onCeph reports whether storages of that type are on a Ceph.
 func onCeph(kind string) bool { return kind == "rbd" || kind == "cephfs" }
 
 // cephStatus is the part that recast reads of the output of "ceph status" and "ceph health detail" (pve-manager,
@@ -342,7 +337,6 @@ func (c *Client) ISOs(ctx context.Context, host, storage string) ([]images.Store
 	return c.storedFiles(ctx, host, storage, isoContent)
 }
 
-// DiskImages implements images.Shelf.
 func (c *Client) DiskImages(ctx context.Context, host, storage string) ([]images.StoredISO, error) {
 	return c.storedFiles(ctx, host, storage, importContent)
 }
@@ -416,7 +410,6 @@ func (c *Client) MayDownload(ctx context.Context, host, storage string) (why str
 	return why, err
 }
 
-// URLSize implements images.Store.
 func (c *Client) URLSize(ctx context.Context, host, link string) (sizeBytes int64, err error) {
 	var meta struct{ Size flexInt }
 	query := url.Values{"url": {link}, "verify-certificates": {"1"}}
@@ -428,7 +421,6 @@ func (c *Client) URLSize(ctx context.Context, host, link string) (sizeBytes int6
 // have the requested checksum (Tools.pm, download_file_from_url).
 var otherContent = regexp.MustCompile(`^checksum mismatch: got '`)
 
-// Download implements images.Store.
 func (c *Client) Download(ctx context.Context, d images.Download) error {
 	if err := checkFileName(d.Name); err != nil {
 		return err

@@ -258,13 +258,11 @@ func TestDownload(t *testing.T) {
 	started := data(`"` + upid + `"`)
 	d := images.Download{Host: "pve1", Storage: "isos", Name: "recast-1.iso", URL: isoLink, SizeBytes: 7, SHA256: "ab"}
 	type row struct {
-		answers []route
-		tasks   string
-		isos    string
-		exit    string
-		is, not error
-		fails   string
-		sent    int
+		answers           []route
+		tasks, isos, exit string
+		is, not           error
+		fails             string
+		sent              int
 	}
 	onEachNode(t, map[string]row{
 		"done":    {answers: []route{started}, exit: "OK", sent: 1},
@@ -662,14 +660,13 @@ func TestUploadWithoutAnswer(t *testing.T) {
 	there := data(`[{"volid":"isos:iso/recast-1.iso","size":4194304}]`)
 	ok := swallow(data(`"` + testUPID + `"`))
 	type row struct {
-		answers []route
-		isos    []route
-		tasks   []route // of pve2, which receives the upload
-		exit    string  // of the task there
-		sent    int
-		quick   bool // it cannot have had an effect, so nothing is looked up
-		is      error
-		fails   string
+		answers, isos []route
+		tasks         []route // of pve2, which receives the upload
+		exit          string  // of the task there
+		sent          int
+		quick         bool // it cannot have had an effect, so nothing is looked up
+		is            error
+		fails         string
 	}
 	inEachBubble(t, map[string]row{
 		"its task is found":        {answers: []route{swallow(lost)}, tasks: []route{data(`[]`), data(`[{"upid":"` + copied + `"},{"upid":"` + other + `"}]`)}, exit: "OK", sent: 1},

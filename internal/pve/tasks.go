@@ -32,7 +32,6 @@ const (
 	logLines = 500
 )
 
-// tasks waits for tasks of Proxmox.
 type tasks struct {
 	*api.Conn
 	workers   sync.Map // by UPID: the tasks whose names we received
@@ -186,7 +185,6 @@ func (c *Client) activeTasks(ctx context.Context, host string) ([]api.UPID, erro
 // uptimeSlack is the tolerance between a host's uptime, in whole seconds, and the moment we read it.
 const uptimeSlack = 5 * time.Second
 
-// worker identifies the task that carries out a change.
 type worker struct{ host, kind, id string }
 
 func vmWorker(vm cluster.VM, kind string) worker {

@@ -169,10 +169,9 @@ func TestStartedSince(t *testing.T) {
 	jumped := strings.Replace(mine, fmt.Sprintf("%08X", clock), fmt.Sprintf("%08X", clock+86400), 1)
 	behind := strings.Replace(mine, fmt.Sprintf("%08X", clock), fmt.Sprintf("%08X", clock-86400), 1)
 	type row struct {
-		listed []string
-		status route // "": a host that has been up for a day
-		want   string
-		err    string
+		listed    []string
+		status    route // "": a host that has been up for a day
+		want, err string
 	}
 	onEachNode(t, map[string]row{
 		"it runs":                  {listed: []string{mine}, want: mine},
@@ -403,9 +402,7 @@ func TestSlotsLimitWorkers(t *testing.T) {
 		defer end()
 		var wg sync.WaitGroup
 		for range 2 * slotsPerHost {
-			wg.Go(func() {
-				must.Not(t, l.Shutdown(shutdowns, vm, time.Minute) == nil, "it is off")
-			})
+			wg.Go(func() { must.Not(t, l.Shutdown(shutdowns, vm, time.Minute) == nil, "it is off") })
 		}
 		time.Sleep(time.Second)
 		most, stop := 0, make(chan struct{})
@@ -428,9 +425,7 @@ func TestSlotsLimitWorkers(t *testing.T) {
 		start := time.Now()
 		var creates sync.WaitGroup
 		for i := range 3 * slotsPerHost {
-			creates.Go(func() {
-				must.Pass(t, l.CreateVM(t.Context(), "pve1", cluster.VMID(9100+i), nil))
-			})
+			creates.Go(func() { must.Pass(t, l.CreateVM(t.Context(), "pve1", cluster.VMID(9100+i), nil)) })
 		}
 		creates.Wait()
 		within(t, start, 30*time.Second) // the shutdowns do not delay them

@@ -24,7 +24,6 @@ import (
 	"github.com/recast-sh/recast/internal/wait"
 )
 
-// Ties implements cluster.TieReader.
 func (c *Client) Ties(ctx context.Context, vm cluster.VM) (cluster.Ties, error) {
 	of := c.TiesOf(ctx, []cluster.VM{vm})[0]
 	return of.Ties, of.Err
@@ -115,7 +114,6 @@ func (l *look) aclEntries(ctx context.Context, id cluster.VMID) ([]cluster.ACLEn
 	return entries[fmt.Sprintf("/vms/%d", id)], err
 }
 
-// tagOptions are the settings of the datacentre about tags.
 type tagOptions struct {
 	Allowed []string `json:"allowed-tags"`
 	Access  struct {
@@ -309,7 +307,6 @@ func (l *look) backups(ctx context.Context, vm cluster.VM) ([]string, error) {
 	return busy, nil
 }
 
-// backupSchedule is the cluster's backup schedule.
 type backupSchedule struct {
 	jobs []backupJob
 	asOf time.Time // by the clock of the host that computed it; zero if unknown
@@ -410,7 +407,6 @@ func (l *look) replications(ctx context.Context, vm cluster.VM, jobs []cluster.R
 // derived are the fields that Proxmox adds when it shows a firewall entry.
 var derived = []string{"digest", "ipversion", "pos"}
 
-// Firewall implements cluster.TieReader.
 func (c *Client) Firewall(ctx context.Context, vm cluster.VM) (cluster.FirewallConfig, error) {
 	f, _, err := c.firewall(ctx, vm)
 	return f, err

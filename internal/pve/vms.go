@@ -130,7 +130,6 @@ func (c *Client) Listed(ctx context.Context) ([]cluster.VM, error) {
 	return vms, nil
 }
 
-// Pool implements cluster.VMReader.
 func (c *Client) Pool(ctx context.Context, id cluster.VMID) (string, error) {
 	rows, err := c.resources(ctx)
 	if err != nil {
@@ -147,7 +146,6 @@ func poolOf(rows []resource, id cluster.VMID) (string, error) {
 	return row.Pool, nil
 }
 
-// listedIn finds a VM in the cluster's list.
 func listedIn(rows []resource, id cluster.VMID) (row resource, found bool) {
 	i := slices.IndexFunc(rows, func(r resource) bool { return cluster.VMID(r.VMID) == id })
 	if i < 0 {
@@ -194,7 +192,6 @@ func (c *Client) readVM(ctx context.Context, vm *cluster.VM) error {
 	return cmp.Or(err, errState)
 }
 
-// readState fills in the current state.
 func (c *Client) readState(ctx context.Context, vm *cluster.VM) error {
 	s, err := c.vmStatus(ctx, *vm)
 	if err != nil {
@@ -294,19 +291,16 @@ const listLag = 30 * time.Second
 // reading fills in one part of a VM whose host is known.
 type reading func(ctx context.Context, vm *cluster.VM) error
 
-// VM implements cluster.VMReader.
 func (c *Client) VM(ctx context.Context, id cluster.VMID) (cluster.VM, error) {
 	return c.findVM(ctx, id, c.readVM, isOn)
 }
 
-// VMConfig implements cluster.VMReader.
 func (c *Client) VMConfig(ctx context.Context, id cluster.VMID) (cluster.VM, error) {
 	vm, err := c.findVM(ctx, id, c.readConfig, nil)
 	vm.Running, vm.QMP, vm.HA = true, "", false
 	return vm, err
 }
 
-// VMState implements cluster.VMReader.
 func (c *Client) VMState(ctx context.Context, id cluster.VMID) (cluster.VMState, error) {
 	vm, err := c.findVM(ctx, id, c.readState, isOn)
 	return vm.State(), err
@@ -616,7 +610,6 @@ func toBool(raw json.RawMessage) bool {
 // flexInt is an integer that Proxmox writes as a number or a string; null is 0.
 type flexInt int64
 
-// UnmarshalJSON reads a number, a string or null.
 func (n *flexInt) UnmarshalJSON(b []byte) error {
 	if bytes.Equal(b, []byte("null")) {
 		*n = 0
@@ -627,7 +620,6 @@ func (n *flexInt) UnmarshalJSON(b []byte) error {
 	return err
 }
 
-// pendingRow is one key of a VM's pending list.
 type pendingRow struct {
 	Key     string          `json:"key"`
 	Value   json.RawMessage `json:"value"`
@@ -718,7 +710,6 @@ func sameValue(key, want, now string) bool {
 	return slices.Equal(sortedParts(want, isComma), sortedParts(now, isComma))
 }
 
-// hasOptions reports whether all requested options are present.
 func hasOptions(want, now string) bool { return containsAll(optionsOf(want), optionsOf(now)) }
 
 // hasDriveOptions is hasOptions for drives. It ignores options that only control the allocation.

@@ -118,9 +118,8 @@ func TestVM(t *testing.T) {
 
 func TestQuorate(t *testing.T) {
 	type row struct {
-		answer string
-		want   bool
-		err    bool
+		answer    string
+		want, err bool
 	}
 	onEachNode(t, map[string]row{
 		"cluster":            {`[{"type":"node","name":"pve1"},{"type":"cluster","quorate":1},{"type":"node","name":"pve2"}]`, true, false},
@@ -629,12 +628,10 @@ func TestRefusedChangeLeavesNothingPending(t *testing.T) {
 	}
 	free := func(t *testing.T, c *Client) error { return c.FreeDisk(t.Context(), disks101, "scsi1") }
 	type row struct {
-		do      func(*testing.T, *Client) error
-		answer  route
-		pending route
-		revert  route
-		want    string // error
-		sent    map[string]string
+		do                      func(*testing.T, *Client) error
+		answer, pending, revert route
+		want                    string // error
+		sent                    map[string]string
 	}
 	onEachNode(t, map[string]row{
 		"still busy": {
@@ -691,12 +688,7 @@ var disks101 = cluster.VM{
 
 func TestFreeDisk(t *testing.T) {
 	type row struct {
-		key     string
-		task    string
-		config  string
-		pending string
-		listed  string
-		want    string
+		key, task, config, pending, listed, want string
 	}
 	onEachNode(t, map[string]row{
 		"drive":    {key: "scsi1", want: "<nil>"},
@@ -742,10 +734,9 @@ func TestFreeDiskRefuses(t *testing.T) {
 	undigested := disks101
 	undigested.Digest = ""
 	type row struct {
-		vm      cluster.VM
-		key     string
-		want    string
-		refused bool
+		vm        cluster.VM
+		key, want string
+		refused   bool
 	}
 	onEachNode(t, map[string]row{
 		"another VM's volume": {disks101, "scsi2", `scsi2 of VM 101 "wk1" on pve1: data:200/vm-200-disk-0.raw is not a volume of this VM, so it is not freed`, true},

@@ -39,10 +39,8 @@ import (
 // defaultTimeout bounds one call of Client, including all its requests to one machine.
 const defaultTimeout = 15 * time.Second
 
-// DialFunc connects as net.Dialer.DialContext does.
 type DialFunc func(ctx context.Context, network, addr string) (net.Conn, error)
 
-// Options configure a client.
 type Options struct {
 	Talosconfig []byte
 	Context     string            // of the talosconfig; "": its current one
@@ -166,9 +164,7 @@ func checkExpiry(name string, expires time.Time) error {
 }
 
 // Close does nothing: every call closes its own connection.
-func (*Client) Close() error { return nil }
-
-// Context returns the name of the talosconfig's context.
+func (*Client) Close() error      { return nil }
 func (c *Client) Context() string { return c.config.Context }
 
 // Addrs returns the endpoints and nodes of the talosconfig that are addresses.
@@ -243,7 +239,6 @@ func (e silentError) Error() string {
 	return fmt.Sprintf("gave up: the machine was silent for too long (%s)", e.after)
 }
 
-// Is matches cluster.ErrNotNow.
 func (e silentError) Is(target error) bool { return target == cluster.ErrNotNow }
 
 // call talks to the machine at addr with the cluster's credentials.
@@ -546,7 +541,6 @@ const (
 	changing    = "busy" // between stages
 )
 
-// WatchMachine implements cluster.MachineReader.
 func (c *Client) WatchMachine(ctx context.Context, addr netip.Addr, tell func(look bool)) error {
 	last := ""
 	become := func(status string) {

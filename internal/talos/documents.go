@@ -25,7 +25,6 @@ import (
 	"github.com/recast-sh/recast/internal/redact"
 )
 
-// document is one YAML document of a machine configuration.
 type document struct {
 	raw  []byte     // including the line "---" that begins it
 	node *yaml.Node // nil if the document is empty or only comments

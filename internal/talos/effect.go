@@ -25,7 +25,6 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// ConfigEffect implements cluster.Maintenance.
 func (*Client) ConfigEffect(runs, wanted cluster.Secret) (cluster.ConfigEffect, error) {
 	was, _, err := loadKnown(runs)
 	if err != nil {

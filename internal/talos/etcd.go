@@ -216,10 +216,8 @@ func requireEtcdRuns(ctx context.Context, s session, addr string) error {
 		"and the first one of a new cluster begins with talosctl bootstrap", addr, addr)
 }
 
-// errNoEtcd says that a machine has no service etcd.
 var errNoEtcd = errors.New("list the services: there is no etcd")
 
-// etcdService returns the state of the service and its last event.
 func etcdService(ctx context.Context, s session) (state, last string, err error) {
 	answers, err := s.ServiceList(ctx)
 	one, err := single("list the services", answers, err)
@@ -242,7 +240,6 @@ const (
 	snapshotPiece    = 32 << 10
 )
 
-// EtcdService returns the state of Talos' service etcd and its last event.
 func (c *Client) EtcdService(ctx context.Context, addr netip.Addr) (state, last string, err error) {
 	err = c.call(ctx, addr.String(), func(ctx context.Context, s session) error {
 		state, last, err = etcdService(ctx, s)

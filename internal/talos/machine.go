@@ -39,7 +39,6 @@ import (
 	"github.com/recast-sh/recast/internal/foreign"
 )
 
-// ReadParts implements cluster.PartReader.
 func (c *Client) ReadParts(ctx context.Context, addr netip.Addr, parts cluster.MachineParts) (cluster.Machine, error) {
 	return ask(ctx, c, addr, func(ctx context.Context, s session) (cluster.Machine, error) { return readParts(ctx, s, parts) })
 }
@@ -386,7 +385,6 @@ func configArgs(cmdline string) []string {
 	return out
 }
 
-// errNoConfig says that a machine has no configuration.
 var errNoConfig = errors.New("it has no configuration")
 
 // MachineConfig reads the machine's whole configuration, with exactly the bytes that are stored for the next boot.
@@ -395,7 +393,6 @@ func (c *Client) MachineConfig(ctx context.Context, addr netip.Addr) (cluster.Se
 	return configs.Stored, err
 }
 
-// MachineConfigs implements cluster.ConfigReader.
 func (c *Client) MachineConfigs(ctx context.Context, addr netip.Addr) (cluster.Configs, error) {
 	return ask(ctx, c, addr, readConfigs)
 }
@@ -425,7 +422,6 @@ func readConfigs(ctx context.Context, s session) (c cluster.Configs, err error) 
 	return c, nil
 }
 
-// InstallImage implements cluster.ConfigReader.
 func (c *Client) InstallImage(ctx context.Context, addr netip.Addr) (string, error) {
 	m, err := c.ReadParts(ctx, addr, cluster.ConfigPart)
 	return m.InstallImage, err
@@ -448,7 +444,6 @@ func configIn(r resource.Resource) (cluster.Secret, error) {
 	return spec.GetYamlMarshalled(), nil
 }
 
-// networkFacts are the resources in which Talos describes a machine's network.
 type networkFacts struct {
 	statuses  []*network.AddressStatus
 	specs     []*network.AddressSpec
@@ -505,7 +500,6 @@ func (f networkFacts) layer(address netip.Prefix) cluster.AddressLayer {
 	return cluster.LayerKernel
 }
 
-// describeLink fills in the address's link.
 func (f networkFacts) describeLink(a *cluster.MachineAddress) {
 	a.Kind = "unknown"
 	for _, link := range f.links {
@@ -582,7 +576,6 @@ func readMembers(ctx context.Context, s session) ([]cluster.Member, error) {
 	return out, nil
 }
 
-// SilentResolvers implements cluster.ConfigReader.
 func (c *Client) SilentResolvers(ctx context.Context, addr netip.Addr) ([]string, error) {
 	return ask(ctx, c, addr, readSilentResolvers)
 }
@@ -671,7 +664,6 @@ func (c *Client) answers(ctx context.Context, at string) (string, error) {
 	return "", err
 }
 
-// hostOf returns the host of an endpoint, which may have a port.
 func hostOf(endpoint string) string {
 	if host, _, err := net.SplitHostPort(endpoint); err == nil {
 		return host

@@ -195,7 +195,6 @@ func findDocuments(docs []*document) (main, install, hostname *document, err err
 	return main, install, hostname, nil
 }
 
-// installs reports whether the patch names a disk to install on.
 func installs(p cluster.ConfigPatch) bool { return p.Disk != (cluster.MachineDisk{}) }
 
 // attribute returns the best identification of a disk: the name of the attribute in

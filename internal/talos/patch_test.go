@@ -270,9 +270,8 @@ func TestPatchRefusesWhatIsNewer(t *testing.T) {
 	scheduler := bytes.Replace(generated(t, "v1.12", machine.TypeControlPlane, false), []byte("\n    scheduler:"), []byte("\n    scheduler:\n        config: {profiles: [{pluginConfig: [{args: {defaultConstraints: [{maxSkew: 1}]}}]}]}"), 1)
 	const etcd, ephemeral = "kind: VolumeConfig\nname: ETCD\nprovisioning: {diskSelector: {match: disk.size > 1u}, minSize: 1GiB}\n", "kind: VolumeConfig\nname: EPHEMERAL\nprovisioning: {grow: true}\n"
 	type row struct {
-		config []byte
-		reader string
-		want   string
+		config       []byte
+		reader, want string
 	}
 	must.Each(t, map[string]row{
 		"old":                          {with(ephemeral), "v1.12.6", ""},
@@ -680,9 +679,8 @@ func TestTakenByNetworkErrors(t *testing.T) {
 		}
 	}
 	type row struct {
-		err     func(to string) error // nothing comes back at all
-		taken   bool
-		unknown bool
+		err            func(to string) error // nothing comes back at all
+		taken, unknown bool
 	}
 	each(t, map[string]row{
 		"silence":                {},
@@ -732,10 +730,8 @@ func TestConfigEffect(t *testing.T) {
 		return cluster.Secret(strings.Replace(string(old), "machine:\n", "machine:\n    "+line+"\n", 1))
 	}
 	type row struct {
-		wanted   cluster.Secret
-		identity []string
-		reboot   []string
-		unknown  []string
+		wanted                    cluster.Secret
+		identity, reboot, unknown []string
 	}
 	must.Each(t, map[string]row{
 		"the same":                     {wanted: old},

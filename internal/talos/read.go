@@ -64,7 +64,6 @@ func list[T resource.Resource](ctx context.Context, s session, kind resource.Poi
 	return all, nil
 }
 
-// byID returns the resource with that ID.
 func byID[T resource.Resource](all []T, id resource.ID) (r T, found bool) {
 	i := slices.IndexFunc(all, func(r T) bool { return r.Metadata().ID() == id })
 	if i < 0 {
@@ -97,7 +96,6 @@ func wireSpec(r resource.Resource) (*v1alpha1.Spec, error) {
 // maxFile exceeds any file that is read from a machine.
 const maxFile = 1 << 20
 
-// file reads a file of the machine.
 func file(ctx context.Context, s session, path string) (content []byte, err error) {
 	defer func() {
 		if err != nil {
@@ -153,7 +151,6 @@ func getting[T resource.Resource](ctx context.Context, s session, ptr resource.P
 	}
 }
 
-// listing is list for inParallel.
 func listing[T resource.Resource](ctx context.Context, s session, kind resource.Pointer, into *[]T) func() error {
 	return func() (err error) {
 		*into, err = list[T](ctx, s, kind)
@@ -198,7 +195,6 @@ func (c *Client) Files(
 	})
 }
 
-// machineFiles are the files of the machine at the other end of a session.
 type machineFiles struct {
 	session
 	wait patience

@@ -122,7 +122,6 @@ func (c *Client) Install(ctx context.Context, addr netip.Addr, uuid, installer s
 	return reboots, err
 }
 
-// installed waits for the installer to end.
 func installed(stream grpc.ServerStreamingClient[machineapi.LifecycleServiceUpgradeResponse], wait patience, say func(string)) error {
 	var last lastLines
 	ended, code := false, int32(0)
@@ -339,7 +338,6 @@ func (*Client) Unsupported(from, to, kubelet string) []string {
 	return out
 }
 
-// remedy returns what to do instead of an unsupported upgrade.
 func remedy(old, wanted *config.VersionContract, host *compatibility.TalosVersion) string {
 	if !wanted.Greater(old) {
 		return "it cannot be downgraded that far; set talos.version to a newer one"
@@ -446,7 +444,6 @@ func (c *Client) Kubernetes(ctx context.Context, addr netip.Addr) (cluster.Machi
 	return ask(ctx, c, addr, readKubernetes)
 }
 
-// KubernetesImages implements cluster.KubernetesReader.
 func (c *Client) KubernetesImages(ctx context.Context, addr netip.Addr) (cluster.MachineKubernetes, error) {
 	return ask(ctx, c, addr, func(ctx context.Context, s session) (k cluster.MachineKubernetes, err error) {
 		k.Revisions = map[cluster.Component]uint64{}
@@ -548,7 +545,6 @@ func sameConfig(a, b cluster.Secret) bool {
 	return errX == nil && errY == nil && reflect.DeepEqual(contents(x), contents(y))
 }
 
-// contents returns the documents that are not empty, as decoded.
 func contents(docs []*document) (out []any) {
 	for _, d := range docs {
 		if d.node != nil {

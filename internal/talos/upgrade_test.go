@@ -53,12 +53,11 @@ func TestInstall(t *testing.T) {
 	const pulls, newAPI, oldAPI = "pull CRI/NS_SYSTEM installer", "upgrade CRI/NS_SYSTEM installer", "old upgrade installer"
 	cut := status.Error(codes.Unavailable, "error reading from server: EOF")
 	type row struct {
-		node    *fakeNode
-		said    []string
-		did     []string
-		reboots bool
-		err     string
-		lost    bool
+		node      *fakeNode
+		said, did []string
+		reboots   bool
+		err       string
+		lost      bool
 	}
 	each(t, map[string]row{
 		"installed":                 {node: &fakeNode{version: "v1.13.9", install: exits(0, lines...)}, said: said, did: []string{pulls, newAPI}},

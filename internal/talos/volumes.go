@@ -32,7 +32,6 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// ConfigVolumes implements cluster.Maintenance.
 func (*Client) ConfigVolumes(text cluster.Secret, talos string) ([]cluster.ConfigVolume, error) {
 	cfg, _, err := loadKnown(text)
 	if err != nil {
@@ -257,13 +256,11 @@ func (e *encryptionSpec) volume(name string) []cluster.Encryption {
 	return []cluster.Encryption{v}
 }
 
-// selector is a selector of disks or volumes in a configuration.
 type selector struct {
 	cluster.DiskSelector
 	expr cel.Expression // none for a device of machine.disks
 }
 
-// Selectors implements cluster.Maintenance.
 func (c *Client) Selectors(ctx context.Context, addr netip.Addr, blank bool, text cluster.Secret, talos string) ([]cluster.DiskSelector, error) {
 	cfg, _, err := loadKnown(text)
 	if err != nil {
@@ -348,7 +345,6 @@ func selectorsOf(cfg config.Provider, talos string) (out []selector) {
 	return out
 }
 
-// selecting says how Talos looks for the matches of each kind of selector.
 var selecting = map[cluster.SelectorKind]func(selectable, selector) ([]string, error){
 	cluster.ForPartition: func(on selectable, s selector) ([]string, error) {
 		return on.disksWith(s.expr, provisionable, func(id string) map[string]any {
@@ -590,7 +586,6 @@ func (v blockView) whole(disk string) *blockres.DiscoveredVolumeSpec {
 	return nil
 }
 
-// blank reports whether the disk was probed and is empty.
 func (v blockView) blank(disk string) bool {
 	whole := v.whole(disk)
 	if whole == nil || whole.Name != "" || whole.UUID != "" || whole.Label != "" {
@@ -687,7 +682,6 @@ func (v blockView) poolMembers() []cluster.PoolMember {
 	return out
 }
 
-// groupOf returns the volume group of the physical volume with this UUID.
 func (v blockView) groupOf(uuid string) string {
 	for _, pv := range v.physical {
 		if uuid != "" && pv.TypedSpec().UUID == uuid {

@@ -104,7 +104,6 @@ func (t *Telemetry) HTTP(server string) func(http.RoundTripper) http.RoundTrippe
 	return func(inner http.RoundTripper) http.RoundTripper { return &watched{t, server, inner} }
 }
 
-// watched records every request.
 type watched struct {
 	t      *Telemetry
 	server string
@@ -251,7 +250,6 @@ func number(is bool) float64 {
 	return 0
 }
 
-// Planned records what a roll would do.
 func (t *Telemetry) Planned(plan planning.Plan) {
 	if t != nil {
 		t.answer(func(p *page) { planned(p, plan) })
@@ -320,7 +318,6 @@ func rolled(p *page, fared ui.Fared, took map[string]time.Duration) {
 	}
 }
 
-// Examined records the results of recast doctor.
 func (t *Telemetry) Examined(res checkup.Result) {
 	if t == nil {
 		return
@@ -337,7 +334,6 @@ func (t *Telemetry) Examined(res checkup.Result) {
 	})
 }
 
-// GRPC returns the dial options for connections to one kind of server.
 func (t *Telemetry) GRPC(server string) []grpc.DialOption {
 	if t == nil {
 		return nil
@@ -345,7 +341,6 @@ func (t *Telemetry) GRPC(server string) []grpc.DialOption {
 	return []grpc.DialOption{grpc.WithStatsHandler(&rpcs{t, server})}
 }
 
-// rpcs records every call of a gRPC connection.
 type rpcs struct {
 	t      *Telemetry
 	server string
@@ -392,8 +387,7 @@ func (r *rpcs) HandleRPC(ctx context.Context, s stats.RPCStats) {
 }
 
 func (*rpcs) TagConn(ctx context.Context, _ *stats.ConnTagInfo) context.Context { return ctx }
-
-func (*rpcs) HandleConn(context.Context, stats.ConnStats) {}
+func (*rpcs) HandleConn(context.Context, stats.ConnStats)                       {}
 
 // reads says whether a method of Talos' API is read-only; unknown methods are not.
 func reads(method string) bool {

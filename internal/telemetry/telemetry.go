@@ -35,7 +35,6 @@ import (
 	"github.com/recast-sh/recast/internal/story"
 )
 
-// Options describe the command, and where to write its telemetry.
 type Options struct {
 	Command string // as typed: "recast roll"
 	Version string // of recast
@@ -101,7 +100,6 @@ func Start(ctx context.Context, o Options) (*Telemetry, context.Context, error) 
 	return t, ctx, nil
 }
 
-// Cluster says which cluster the command is about.
 func (t *Telemetry) Cluster(name string) {
 	if t == nil {
 		return
@@ -397,7 +395,6 @@ func (s *sink) open() error {
 	return nil
 }
 
-// begin switches to the log of a run.
 func (s *sink) begin(dir string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -419,7 +416,6 @@ func (s *sink) begin(dir string) {
 	}
 }
 
-// giveUp warns and closes the log.
 func (s *sink) giveUp(f **os.File, err error) {
 	s.warn("logging stopped: " + err.Error())
 	_ = (*f).Close() // writing has failed already
@@ -459,10 +455,9 @@ func isSpecial(path string) bool {
 
 // counts are the metrics that accumulate during a command.
 type counts struct {
-	requests *prometheus.CounterVec
-	answers  *prometheus.SummaryVec
-	steps    *prometheus.SummaryVec
-	failed   *prometheus.CounterVec
+	requests       *prometheus.CounterVec
+	answers, steps *prometheus.SummaryVec
+	failed         *prometheus.CounterVec
 }
 
 func newCounts() *counts {
@@ -573,7 +568,6 @@ func (t *Telemetry) WriteMetrics(w io.Writer, exitCode int) error {
 	return nil
 }
 
-// metrics collects all metrics so far.
 func (t *Telemetry) metrics(exitCode int) (*prometheus.Registry, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -627,7 +621,6 @@ func (t *Telemetry) Watch(run *step.Runner) {
 	run.Context = t.enter
 }
 
-// enter begins a step.
 func (t *Telemetry) enter(ctx context.Context, at string) context.Context {
 	ctx = context.WithValue(ctx, stepKey{}, at)
 	r := &running{began: time.Now(), span: noop.Span{}}
@@ -722,7 +715,6 @@ func (t *Telemetry) logStep(e step.Event, r *running) {
 	say("step", attrs...)
 }
 
-// fail marks a span as failed unless err is nil.
 func fail(span trace.Span, err error) {
 	if err != nil {
 		span.SetStatus(codes.Error, err.Error())

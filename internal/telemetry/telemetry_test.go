@@ -120,9 +120,8 @@ func TestWantsTraces(t *testing.T) {
 	t.Parallel()
 	const to = "OTEL_EXPORTER_OTLP_ENDPOINT=http://c "
 	type example struct {
-		env    string
-		want   bool
-		failed bool
+		env          string
+		want, failed bool
 	}
 	cases := map[string]example{
 		"nothing":         {"", false, false},

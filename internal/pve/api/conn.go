@@ -128,7 +128,6 @@ func (c *Conn) User() string {
 // each only once; see cacheable. Call Remember before the first request.
 func (c *Conn) Remember() { c.memory = &memory{} }
 
-// Get reads the resource at a path into out.
 func (c *Conn) Get(ctx context.Context, path string, out any) error {
 	ask := func(out any) error { return c.clean(http.MethodGet, path, c.px.Get(ctx, path, out)) }
 	if c.memory != nil && cacheable(path) {

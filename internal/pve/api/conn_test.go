@@ -473,11 +473,10 @@ func TestWrongFingerprintShowsBoth(t *testing.T) {
 
 func TestParseError(t *testing.T) {
 	type row struct {
-		status int
-		line   string
-		body   string
-		want   Error
-		text   string
+		status     int
+		line, body string
+		want       Error
+		text       string
 	}
 	must.Each(t, map[string]row{
 		"message in both": {
@@ -485,11 +484,7 @@ func TestParseError(t *testing.T) {
 			Error{Status: 500, Reason: "storage 'x' does not exist", Message: "storage 'x' does not exist"},
 			"POST /p: 500 storage 'x' does not exist",
 		},
-		"status line only": {
-			401, "401 No ticket", "",
-			Error{Status: 401, Reason: "No ticket"},
-			"POST /p: 401 No ticket",
-		},
+		"status line only": {401, "401 No ticket", "", Error{Status: 401, Reason: "No ticket"}, "POST /p: 401 No ticket"},
 		"no reason, as behind an HTTP/2 proxy": {
 			500, "500", `{"message":"VM 110 is running - destroy failed\n","data":null}`,
 			Error{Status: 500, Message: "VM 110 is running - destroy failed"},

@@ -22,10 +22,8 @@ import (
 	"github.com/recast-sh/recast/internal/wait"
 )
 
-// ErrNoSpace says that a storage has no room for the request.
 var ErrNoSpace = errors.New("no space left")
 
-// Error is a Proxmox answer other than success.
 type Error struct {
 	Method, Path string // Path without the /api2/json prefix and the query
 	Status       int
@@ -306,7 +304,6 @@ func namesOf(c *x509.Certificate) []string {
 	return names
 }
 
-// isCertificate reports whether the server's certificate was not trusted.
 func isCertificate(err error) bool {
 	why, _ := Untrusted(err)
 	return why != ""
@@ -338,7 +335,6 @@ func IsLockTimeout(err error) bool { return isLock(err, lockTimeout) }
 // IsVMLocked reports whether nothing was done because of the lock in a VM's configuration.
 func IsVMLocked(err error) bool { return isLock(err, vmLocked) }
 
-// hintLock says what to do about a lock.
 func hintLock(err error) error {
 	switch {
 	case IsVMLocked(err):
