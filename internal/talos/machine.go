@@ -7,10 +7,12 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"net/netip"
 	"net/url"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -35,6 +37,7 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/foreign"
 )
@@ -669,4 +672,82 @@ func hostOf(endpoint string) string {
 		return host
 	}
 	return strings.Trim(endpoint, "[]")
+}
+
+// Claims reads what the machine at addr reports about its running image. A reader's role suffices; what requires an
+// admin is omitted.
+func (c *Client) Claims(ctx context.Context, addr netip.Addr, uuid string) (observe.Claims, error) {
+	return ask(ctx, c, addr, func(ctx context.Context, s session) (claims observe.Claims, err error) {
+		if err = checkUUID(ctx, s, uuid, "what it says was not read"); err == nil {
+			err = readEach(ctx, s, &claims, claimVersion, claimLayers, claimFactory, claimBoot, claimCmdline)
+		}
+		return claims, err
+	})
+}
+
+func claimVersion(ctx context.Context, s session, c *observe.Claims) error {
+	var m cluster.Machine
+	err := readVersion(ctx, s, &m)
+	c.TalosVersion, c.Arch, c.Platform = m.TalosVersion, m.Arch, m.Platform
+	return err
+}
+
+func claimLayers(ctx context.Context, s session, c *observe.Claims) error {
+	all, err := list[*runtime.ExtensionStatus](ctx, s, runtime.NewExtensionStatus(runtime.NamespaceName, "").Metadata())
+	if err != nil {
+		return err
+	}
+	// The IDs are the layers' numbers ("10" comes after "9"), except for imager's own last layer, which has a name.
+	slices.SortStableFunc(all, func(a, b *runtime.ExtensionStatus) int {
+		return cmp.Or(cmp.Compare(layerNumber(a), layerNumber(b)), cmp.Compare(a.Metadata().ID(), b.Metadata().ID()))
+	})
+	for _, e := range all {
+		about := e.TypedSpec().Metadata
+		c.Layers = append(c.Layers, observe.ExtensionLayer{Name: about.Name, Version: about.Version, Author: about.Author, ExtraInfo: about.ExtraInfo})
+	}
+	return nil
+}
+
+func layerNumber(e *runtime.ExtensionStatus) int {
+	n, err := strconv.Atoi(e.Metadata().ID())
+	if err != nil {
+		return math.MaxInt
+	}
+	return n
+}
+
+func claimFactory(ctx context.Context, s session, c *observe.Claims) error {
+	return getting(ctx, s, runtime.NewImageFactorySchematic(runtime.NamespaceName, runtime.ImageFactorySchematicID).Metadata(), func(f *runtime.ImageFactorySchematic) {
+		c.Factory = &observe.FactoryClaim{SchematicID: f.TypedSpec().SchematicID, Flavor: f.TypedSpec().Flavor, URL: f.TypedSpec().APIURL}
+	})()
+}
+
+func claimBoot(ctx context.Context, s session, c *observe.Claims) error {
+	var m cluster.Machine
+	err := inParallel(
+		getting(ctx, s, runtime.NewBootedEntrySpec().Metadata(), func(entry *runtime.BootedEntry) {
+			c.Booted.Entry = strings.ToLower(entry.TypedSpec().BootedEntry)
+		}),
+		getting(ctx, s, runtime.NewSecurityStateSpec(runtime.NamespaceName).Metadata(), func(security *runtime.SecurityState) {
+			c.Booted.UKI, c.Booted.SecureBoot = new(security.TypedSpec().BootedWithUKI), security.TypedSpec().SecureBoot
+		}),
+		func() error { return readNextBoot(ctx, s, &m) },
+	)
+	c.Booted.Next = m.NextBoot
+	return err
+}
+
+// lockArg is the kernel argument that carries a lock hash.
+const lockArg = "recast.lock="
+
+// claimCmdline keeps only recast's own argument of the command line: the other arguments may contain tokens.
+func claimCmdline(ctx context.Context, s session, c *observe.Claims) error {
+	text, known, err := cmdline(ctx, s)
+	c.Booted.Cmdline = known
+	for arg := range strings.FieldsSeq(text) {
+		if hash, ours := strings.CutPrefix(strings.Trim(arg, `"`), lockArg); ours {
+			c.Booted.Locks = append(c.Booted.Locks, hash)
+		}
+	}
+	return err
 }

@@ -435,7 +435,7 @@ func TestReadErrors(t *testing.T) {
 
 // A machine that accepts the connection and stays silent costs only the timeout; a cancelled call ends at once.
 func TestDeadlines(t *testing.T) {
-	bubble(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		l := newLab(t)
 		silent := must.Get(l.net.Listen("127.42.7.66:50000"))(t)
 		defer silent.Close()
@@ -461,16 +461,16 @@ func TestClocks(t *testing.T) {
 		off        time.Duration // of the machine's clock
 		text, hint string
 	}
-	each(t, map[string]row{
+	must.Bubbles(t, map[string]row{
 		"the machine is ahead":  {5 * time.Hour, "its certificate is not valid at this time, so its clock or ours is wrong: ", "compare the machine's clock"},
 		"the machine is behind": {-5 * time.Hour, "our certificate is expired or not yet valid by its clock: ", "the machine's clock is wrong"},
-	}, func(t *testing.T, _ string, c row) {
+	}, func(t *testing.T, c row) {
 		l := newLab(t)
 		l.fw.Trouble(9000, talosapi.Trouble{Clock: c.off})
 		client := l.client(role.Admin)
 		time.Sleep(time.Minute)
 		_, err := cluster.ReadMachine(t.Context(), client, cpAddr)
-		wantError(t, err, c.text)
+		must.Fail(t, err, c.text)
 		must.Contain(t, "hints", strings.Join(fault.Hints(err), "\n"), c.hint)
 	})
 }
@@ -529,7 +529,7 @@ func newLab(t *testing.T) *lab {
 // inLab runs a test in a bubble once the control plane runs; the client is its administrator's.
 func inLab(t *testing.T, test func(*testing.T, *lab, *Client)) {
 	t.Helper()
-	bubble(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		l := newLab(t)
 		c := l.client(role.Admin)
 		l.running(c, cpAddr)

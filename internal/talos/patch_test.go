@@ -537,34 +537,32 @@ func TestMaintenanceOfEachRelease(t *testing.T) {
 	if testing.Short() {
 		t.Skip("long: make stories")
 	}
-	type maintenance struct {
-		arch   string
-		bootID bool
+	type row struct {
+		version, arch string
+		bootID        bool
 	}
-	each(t, map[string]maintenance{
-		"v1.12.6": {"", false}, "v1.13.9": {"amd64", false}, "v1.14.1": {"amd64", true},
-	}, func(t *testing.T, version string, want maintenance) {
+	must.Bubbles(t, map[string]row{
+		"another service": {"v1.12.6", "", false}, "no boot ID": {"v1.13.9", "amd64", false}, "all": {"v1.14.1", "amd64", true},
+	}, func(t *testing.T, want row) {
 		l := newLab(t)
 		c := l.client(role.Admin)
 		l.running(c, cpAddr)
-		l.boots.TalosVersion = version
+		l.boots.TalosVersion = want.version
 		l.power("1F", workerUUID, drive("virtio0", "recast-1", 10, nil))
 		m := l.maintenance(c, workerAddr)
 		got := cluster.RunningSystem{TalosVersion: m.TalosVersion, Arch: m.Arch, Platform: m.Platform, Schematic: m.Schematic, FromISO: m.FromISO}
 		must.Equal(t, "system", cluster.RunningSystem{
-			TalosVersion: version, Arch: want.arch, Platform: "nocloud", FromISO: true,
+			TalosVersion: want.version, Arch: want.arch, Platform: "nocloud", FromISO: true,
 			Schematic: cluster.SchematicEntry{ID: "cafe", YAML: image().SchematicYAML},
 		}, got)
 		must.Not(t, m.UUID != workerUUID || len(m.Disks) != 1 || !m.Disks[0].Blank || (m.BootID != "") != want.bootID || len(m.Fingerprint) != 44,
 			"%+v", m)
 		config := l.config(talosapi.Machine{Hostname: "wk1.lab.internal", Installer: installer, InstallSerial: "recast-1"})
 		must.Do(t, c.ApplyConfig(t.Context(), workerAddr, workerUUID, config))
-		if m := l.running(c, workerAddr); m.Hostname != "wk1" || m.Nodename != "wk1" {
-			t.Errorf("its name is %s, its node's %s", m.Hostname, m.Nodename)
-		}
-		if members, err := c.Members(t.Context()); err != nil || len(members) != 2 || members[1].Nodename != "wk1" {
-			t.Errorf("members %+v, %v", members, err)
-		}
+		running := l.running(c, workerAddr)
+		must.Equal(t, "names", []string{"wk1", "wk1"}, []string{running.Hostname, running.Nodename})
+		members := must.Get(c.Members(t.Context()))(t)
+		must.Not(t, len(members) != 2 || members[1].Nodename != "wk1", "members %+v", members)
 	})
 }
 
@@ -682,7 +680,7 @@ func TestTakenByNetworkErrors(t *testing.T) {
 		err            func(to string) error // nothing comes back at all
 		taken, unknown bool
 	}
-	each(t, map[string]row{
+	must.Bubbles(t, map[string]row{
 		"silence":                {},
 		"timeout":                {err: failed("dial", "", syscall.ETIMEDOUT)},
 		"no such host":           {err: failed("dial", "", syscall.EHOSTUNREACH)},
@@ -694,7 +692,7 @@ func TestTakenByNetworkErrors(t *testing.T) {
 		"a proxy is silent":      {err: failed("dial", proxy, syscall.ETIMEDOUT), unknown: true},
 		"a proxy finds no host":  {err: failed("socks connect", "", syscall.EHOSTUNREACH), unknown: true},
 		"a proxy says something": {err: func(string) error { return errors.New("502 Bad Gateway") }, unknown: true},
-	}, func(t *testing.T, _ string, c row) {
+	}, func(t *testing.T, c row) {
 		l := newLab(t)
 		raw := must.Get(l.cluster.Talosconfig(role.Admin, cpAddr.String()))(t)
 		way := l.clientWith(Options{Talosconfig: raw, Dial: func(ctx context.Context, _, to string) (net.Conn, error) {

@@ -59,7 +59,7 @@ func TestInstall(t *testing.T) {
 		err       string
 		lost      bool
 	}
-	each(t, map[string]row{
+	must.Bubbles(t, map[string]row{
 		"installed":                 {node: &fakeNode{version: "v1.13.9", install: exits(0, lines...)}, said: said, did: []string{pulls, newAPI}},
 		"as of the third alpha":     {node: &fakeNode{version: "v1.13.0-alpha.3", install: exits(0)}, did: []string{pulls, newAPI}},
 		"newer":                     {node: &fakeNode{version: "v1.20.0-beta.1", install: exits(0)}, did: []string{pulls, newAPI}},
@@ -77,20 +77,20 @@ func TestInstall(t *testing.T) {
 		"old, cut":                  {node: &fakeNode{version: "v1.12.4", answer: cut}, said: old[:1], did: []string{oldAPI}, reboots: true, err: "EOF", lost: true},
 		"version unknown":           {node: &fakeNode{version: "v2.0.0"}, err: `"v2.0.0"`},
 		"version unreadable":        {node: &fakeNode{version: "main"}, err: `"main"`},
-	}, func(t *testing.T, _ string, c row) {
+	}, func(t *testing.T, c row) {
 		var said []string
 		reboots, err := c.node.start(t).Install(t.Context(), cpAddr, cpUUID, "installer", "", func(s string) { said = append(said, s) })
 		must.Equal(t, "said", c.said, said)
 		must.Equal(t, "reboots", c.reboots, reboots)
 		must.Equal(t, "done", c.did, c.node.done())
-		wantError(t, err, c.err)
+		must.Fail(t, err, c.err)
 		must.Equal(t, "lost answer", c.lost, errors.Is(err, cluster.ErrLostAnswer))
 	})
 }
 
 // An installer that keeps printing has all the time it needs; a silent one has not.
 func TestInstallSilence(t *testing.T) {
-	bubble(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		n := &fakeNode{version: "v1.13.9", install: func(s upgradeStream) error {
 			defer func() { <-s.Context().Done() }()
 			return s.Send(&machineapi.LifecycleServiceUpgradeResponse{Progress: &machineapi.LifecycleServiceInstallProgress{
@@ -140,7 +140,7 @@ func TestPullInstaller(t *testing.T) {
 		unsupported bool
 		err         string
 	}
-	each(t, map[string]row{
+	must.Bubbles(t, map[string]row{
 		"pulled": {
 			node: &fakeNode{version: "v1.13.9", pull: pulls(
 				nil, layer("a", downloading, 0, 60), layer("b", downloading, 0, 40), layer("a", downloading, 31, 60), layer("a", downloading, 32, 60),
@@ -164,12 +164,12 @@ func TestPullInstaller(t *testing.T) {
 			<-s.Context().Done()
 			return nil
 		}}, err: "silent for too long"},
-	}, func(t *testing.T, _ string, c row) {
+	}, func(t *testing.T, c row) {
 		var said []string
 		supported, err := c.node.start(t).PullInstaller(t.Context(), cpAddr, cpUUID, "installer", func(s string) { said = append(said, s) })
 		must.Equal(t, "said", c.said, said)
 		must.Equal(t, "supported", !c.unsupported, supported)
-		wantError(t, err, c.err)
+		must.Fail(t, err, c.err)
 		want := []string{"pull CRI/NS_SYSTEM installer"}
 		must.Not(t, !c.unsupported && !slices.Equal(c.node.done(), want), "done: %q", c.node.done())
 	})
@@ -177,13 +177,14 @@ func TestPullInstaller(t *testing.T) {
 
 // Before 1.14 a pull is retried for twenty minutes, during which the machine is silent.
 func TestPullPatience(t *testing.T) {
-	waits := map[string]time.Duration{"v1.13.9": patientPullSilence, "v1.14.1": pullSilence}
-	each(t, waits, func(t *testing.T, version string, patience time.Duration) {
-		n := &fakeNode{version: version, pull: func(s pullStream) error { <-s.Context().Done(); return nil }}
-		c, start := n.start(t), time.Now()
-		_, err := c.PullInstaller(t.Context(), cpAddr, cpUUID, "installer", func(string) {})
-		took := time.Since(start)
-		must.Not(t, err == nil || took != patience, "after %s: %v", took, err)
+	must.Bubble(t, func(t *testing.T) {
+		for version, patience := range map[string]time.Duration{"v1.13.9": patientPullSilence, "v1.14.1": pullSilence} {
+			n := &fakeNode{version: version, pull: func(s pullStream) error { <-s.Context().Done(); return nil }}
+			c, start := n.start(t), time.Now()
+			_, err := c.PullInstaller(t.Context(), cpAddr, cpUUID, "installer", func(string) {})
+			took := time.Since(start)
+			must.Not(t, err == nil || took != patience, "%s: after %s: %v", version, took, err)
+		}
 	})
 }
 
@@ -195,10 +196,10 @@ func TestReplaceConfigWaits(t *testing.T) {
 		asked int
 		fails bool
 	}
-	each(t, map[string]row{
+	must.Bubbles(t, map[string]row{
 		"for a moment": {3 * time.Second, 4, false},
 		"to the end":   {time.Hour, 15, true},
-	}, func(t *testing.T, _ string, c row) {
+	}, func(t *testing.T, c row) {
 		n := &fakeNode{}
 		client, start := n.start(t), time.Now()
 		n.busy = func() error {
@@ -215,7 +216,7 @@ func TestReplaceConfigWaits(t *testing.T) {
 
 // A configuration that Talos quotes in a refusal is not shown.
 func TestReplaceConfigHidesValues(t *testing.T) {
-	bubble(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		const secret = "hunter-two-is-a-secret"
 		n := &fakeNode{answer: status.Error(codes.InvalidArgument, fmt.Sprintf("unknown key %q", secret))}
 		err := n.start(t).ReplaceConfig(t.Context(), cpAddr, cpUUID, cluster.Secret("machine: "+secret))
