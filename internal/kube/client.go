@@ -602,6 +602,9 @@ func listSelected[T any](ctx context.Context, c *Client, r schema.GroupVersionRe
 	return all, nil
 }
 
+// exchange sends JSON to a path of a program's API, or reads JSON from the path.
+type exchange = func(ctx context.Context, path string, body any) error
+
 // behind is the HTTP API of a program in the cluster, reached through the API server's proxy of Services.
 type behind struct {
 	*Client

@@ -7,7 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"path"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -21,8 +21,6 @@ import (
 	"github.com/recast-sh/recast/cluster/replica"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/foreign"
-	"github.com/recast-sh/recast/internal/linstor"
-	"github.com/recast-sh/recast/internal/mayastor"
 	"github.com/recast-sh/recast/internal/wait"
 )
 
@@ -102,11 +100,11 @@ func (c *Client) storageSystems() []storageSystem {
 			needs: "the verbs list and patch on settings of longhorn.io", right: c.longhornRight, mayNot: "patch settings of longhorn.io",
 		}},
 		{cephName, withVersion(rookVersion), c.cephReplicas, c.watchCeph, nil},
-		{linstor.Name, withVersion(piraeusVersion), c.linstorReplicas, nil, &holding{
+		{linstorName, withVersion(piraeusVersion), c.linstorReplicas, nil, &holding{
 			held: c.linstorHeld, settings: c.linstorSettings, begin: "have LINSTOR wait for ",
 			needs: "the verbs get and update on services/proxy of LINSTOR's controller", right: c.linstorRight, mayNot: "update services/proxy of LINSTOR's controller",
 		}},
-		{mayastor.Name, c.mayastorVersion, c.mayastorReplicas, nil, nil},
+		{mayastorName, c.mayastorVersion, c.mayastorReplicas, nil, nil},
 	}
 	return slices.DeleteFunc(all, func(known storageSystem) bool { return slices.Contains(c.skip, strings.ToLower(known.name)) })
 }
@@ -259,190 +257,21 @@ func (c *Client) MayHold(ctx context.Context, system string) error {
 	return nil
 }
 
-var piraeusVersion = schema.GroupVersion{Group: "piraeus.io", Version: "v1"}
-
-// linstorSatellite is the part that we read of the Piraeus operator's LinstorSatellite. It has the name of its node
-// and the merged LinstorSatelliteConfigurations (piraeus-operator, api/v1/linstorsatellite_types.go, storagepool.go).
-type linstorSatellite struct {
-	Metadata metav1.ObjectMeta `json:"metadata"`
-	Spec     struct {
-		StoragePools []linstorPool `json:"storagePools"`
-	} `json:"spec"`
-}
-
-type linstorPool struct {
-	Name     string       `json:"name"`
-	LVM      *linstorKind `json:"lvmPool"`
-	LVMThin  *linstorKind `json:"lvmThinPool"`
-	File     *linstorKind `json:"filePool"`
-	FileThin *linstorKind `json:"fileThinPool"`
-	ZFS      *linstorKind `json:"zfsPool"`
-	ZFSThin  *linstorKind `json:"zfsThinPool"`
-}
-
-type linstorKind struct {
-	VolumeGroup string `json:"volumeGroup"`
-	ThinPool    string `json:"thinPool"`
-	ZPool       string `json:"zPool"`
-	Directory   string `json:"directory"`
-}
-
-// linstorPools finds LINSTOR's storage pools on each node. Kubernetes does not record which volumes are in which pool.
-func (l *localScan) linstorPools(ctx context.Context, groups []metav1.APIGroup) error {
-	if installed, err := supports(groups, piraeusVersion); !installed {
-		return err
-	}
-	satellites, err := listCustom[linstorSatellite](ctx, l.Client, piraeusVersion.WithResource("linstorsatellites"), l.singleNode())
-	if err != nil {
-		return err
-	}
-	for _, s := range satellites {
-		n := l.byName(s.Metadata.Name)
-		if n == nil {
-			continue
-		}
-		for _, p := range s.Spec.StoragePools {
-			n.pools = append(n.pools, p.local())
-		}
-	}
-	return nil
-}
-
-// local says where a pool is. Missing fields have the defaults of PoolName and DirectoryOrDefault in storagepool.go.
-func (p linstorPool) local() cluster.LocalData {
-	data := cluster.LocalData{Name: "linstor/" + p.Name}
-	switch {
-	case p.LVM != nil:
-		data.Format, data.Group = cluster.FormatLVM, cmp.Or(p.LVM.VolumeGroup, p.Name)
-	case p.LVMThin != nil:
-		data.Format, data.Group = cluster.FormatLVM, cmp.Or(p.LVMThin.VolumeGroup, "linstor_"+cmp.Or(p.LVMThin.ThinPool, p.Name))
-	case p.ZFS != nil:
-		data.Format, data.Group = cluster.FormatZFS, cmp.Or(p.ZFS.ZPool, p.Name)
-	case p.ZFSThin != nil:
-		data.Format, data.Group = cluster.FormatZFS, cmp.Or(p.ZFSThin.ZPool, p.Name)
-	case p.File != nil || p.FileThin != nil:
-		dir := path.Clean("/" + cmp.Or(cmp.Or(p.File, p.FileThin).Directory, "/var/lib/linstor-pools/"+p.Name))
-		data.Name, data.Path = "linstor"+dir, dir
-	}
-	data.What = fmt.Sprintf("LINSTOR storage pool %s (%s)", p.Name, cmp.Or(data.Path, data.Group, "of a kind that recast does not know"))
-	return data
-}
-
-// The Service of LINSTOR's controller (piraeus-operator, pkg/resources/cluster/controller/controller-service.yaml).
-const (
-	linstorLabel = "app.kubernetes.io/component=linstor-controller"
-	linstorPort  = "3370"
-)
-
-var linstorElse = replica.Off(linstor.Name) + " with a gate that asks linstor, see examples/gates/piraeus.yaml"
-
-// linstorCluster is the part that we read of the Piraeus operator's LinstorCluster (api/v1/linstorcluster_types.go).
-type linstorCluster struct {
-	Spec struct {
-		External *struct {
-			URL string `json:"url"`
-		} `json:"externalController"`
-		TLS *struct{} `json:"apiTLS"`
-	} `json:"spec"`
-}
-
-// noController says why there is no controller of LINSTOR that can be asked, and how that ends.
-type noController struct{ why, ends string }
-
-func (e noController) Error() string { return e.why }
-
-// errNoCluster says that Piraeus is installed without a LINSTOR.
-var errNoCluster = noController{why: "there is no LinstorCluster"}
-
-// linstorController returns LINSTOR's controller; if there is none that can be asked, the error is a noController.
-func (c *Client) linstorController(ctx context.Context) (controller linstor.Controller, err error) {
-	clusters, err := listCustom[linstorCluster](ctx, c, piraeusVersion.WithResource("linstorclusters"), "")
-	if err != nil {
-		return controller, err
-	}
-	if len(clusters) == 0 {
-		return controller, errNoCluster
-	}
-	switch spec := clusters[0].Spec; {
-	case spec.External != nil:
-		return controller, noController{foreign.Line("its controller is outside of the cluster (" + spec.External.URL + "), and recast reads only one inside"), linstorElse}
-	case spec.TLS != nil:
-		// The controller redirects every request to a port that asks for a client certificate (initGrizzly in
-		// linstor-server, GrizzlyHttpService.java), and the API server's proxy has none.
-		return controller, noController{"its API asks for a client certificate (spec.apiTLS of the LinstorCluster), and the API server's proxy has none", linstorElse}
-	}
-	at, found, err := c.findService(ctx, linstorLabel, linstorPort)
-	if err == nil && !found {
-		err = noController{why: "there is no Service with " + linstorLabel}
-	}
-	return linstor.Controller{Get: at.get, Put: at.put, Place: at.place()}, err
-}
-
-// linstorReplicas reads the volumes of the LINSTOR that Piraeus runs. While LINSTOR can't be read, every node with a
-// satellite may have volumes.
-func (c *Client) linstorReplicas(ctx context.Context, _ schema.GroupVersion) (s replica.System, err error) {
-	s = replica.System{Name: linstor.Name}
-	controller, err := c.linstorController(ctx)
-	none, away := errors.AsType[noController](err)
-	switch {
-	case none == errNoCluster:
-		return s, nil
-	case err != nil && !away:
-		return s, err
-	case !away:
-		read, err := controller.System(ctx)
-		if !errors.Is(err, errSilent) {
-			return read, err
-		}
-		none.why = foreign.Line(err.Error())
-	}
-	s.Away, s.Return = none.why, none.ends
-	satellites, err := listCustom[linstorSatellite](ctx, c, piraeusVersion.WithResource("linstorsatellites"), "")
-	s.Holders = cluster.Each(satellites, func(s linstorSatellite) string { return s.Metadata.Name })
-	return s, err
-}
-
-// linstorHeld reads how long LINSTOR waits. It lists nothing if there is no controller to ask: then recast has
-// changed nothing.
-func (c *Client) linstorHeld(ctx context.Context) ([]replica.Setting, error) {
-	settings, err := c.linstorSettings(ctx)
-	if _, away := errors.AsType[noController](err); away {
-		return nil, nil
-	}
-	return settings, err
-}
-
-// linstorSettings reads how long LINSTOR waits, to change it.
-func (c *Client) linstorSettings(ctx context.Context) ([]replica.Setting, error) {
-	controller, err := c.linstorController(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return controller.Settings(ctx)
-}
-
-// linstorRight returns the right that a change of a node's property needs.
-func (c *Client) linstorRight(ctx context.Context) (*authorizationv1.ResourceAttributes, error) {
-	at, found, err := c.findService(ctx, linstorLabel, linstorPort)
-	if err != nil || !found {
-		return nil, err
-	}
-	return &authorizationv1.ResourceAttributes{
-		Resource: "services", Subresource: "proxy", Verb: "update", Name: at.service.Name + ":" + linstorPort, Namespace: at.service.Namespace,
-	}, nil
-}
-
 // Labels and names of Mayastor's chart (mayastor-extensions, chart/templates/mayastor/apis/api-rest-service.yaml and
 // agents/core/agent-core-deployment.yaml).
 const (
+	mayastorName  = "Mayastor"
 	mayastorGroup = "openebs.io" // also of other engines of OpenEBS
-	mayastorPool  = "diskpools"
-	mayastorLabel = "app=api-rest,openebs.io/release"
-	mayastorPort  = "8081"
-	mayastorCore  = "app=agent-core,openebs.io/release"
-	mayastorWaits = "--faulted-child-wait-period"
-	mayastorHA    = "agent-ha-cluster"
-	mayastorNoHA  = "--disable-ha"
+	mayastorPage  = 200          // volumes per request
+	// mayastorOnline is a state of nodes, pools, replicas, children and volumes.
+	mayastorOnline = "Online"
+	mayastorPool   = "diskpools"
+	mayastorLabel  = "app=api-rest,openebs.io/release"
+	mayastorPort   = "8081"
+	mayastorCore   = "app=agent-core,openebs.io/release"
+	mayastorWaits  = "--faulted-child-wait-period"
+	mayastorHA     = "agent-ha-cluster"
+	mayastorNoHA   = "--disable-ha"
 	// mayastorPatience is how long Mayastor waits for a replica unless it is told otherwise (TWAIT_SPERF in
 	// mayastor-control-plane, rebuild_policies.rs).
 	mayastorPatience = 10 * time.Minute
@@ -475,7 +304,7 @@ func (c *Client) mayastorVersion(ctx context.Context, groups []metav1.APIGroup) 
 // mayastorReplicas reads the volumes of Mayastor. While Mayastor can't be read, every node with a pool may have
 // volumes.
 func (c *Client) mayastorReplicas(ctx context.Context, version schema.GroupVersion) (replica.System, error) {
-	s := replica.System{Name: mayastor.Name, Waits: mayastorWaits}
+	s := replica.System{Name: mayastorName, Waits: mayastorWaits}
 	pools, err := listCustom[diskPool](ctx, c, version.WithResource(mayastorPool), "")
 	if err != nil || len(pools) == 0 {
 		return s, err
@@ -486,7 +315,7 @@ func (c *Client) mayastorReplicas(ctx context.Context, version schema.GroupVersi
 	}
 	s.Away = "there is no Service with " + mayastorLabel
 	if found {
-		read, err := mayastor.Read(ctx, api.get)
+		read, err := readMayastor(ctx, api.get)
 		if !errors.Is(err, errSilent) {
 			if err == nil {
 				read.Waits = mayastorWaits
@@ -529,4 +358,142 @@ func (c *Client) mayastorSettings(ctx context.Context, namespace string) (waits 
 		}
 	}
 	return waits, stuck, nil
+}
+
+// The fields that are read (mayastor-control-plane, control-plane/rest/openapi-specs/v0_api_spec.yaml).
+type (
+	// mayastorNode has the name of its Kubernetes node (io-engine's -N in mayastor-extensions,
+	// chart/templates/mayastor/io/io-engine-daemonset.yaml).
+	mayastorNode struct {
+		ID    string `json:"id"`
+		State struct {
+			Status string `json:"status"`
+		} `json:"state"`
+	}
+	mayastorPoolState struct {
+		ID   string `json:"id"`
+		Spec struct {
+			Node string `json:"node"`
+		} `json:"spec"`
+		State struct {
+			Status string `json:"status"`
+		} `json:"state"`
+	}
+	mayastorVolumes struct {
+		Entries []mayastorVolume `json:"entries"`
+		Next    int              `json:"next_token"`
+	}
+	mayastorVolume struct {
+		Spec struct {
+			UUID     string          `json:"uuid"`
+			Replicas int             `json:"num_replicas"`
+			Target   *mayastorTarget `json:"target"` // nil: not published, so no replica is written to
+		} `json:"spec"`
+		State struct {
+			Status   string                      `json:"status"`
+			Replicas map[string]mayastorTopology `json:"replica_topology"`
+		} `json:"state"`
+	}
+	// mayastorTarget is the nexus of a volume. The nodes of the pods that use the volume, its frontends, connect to the
+	// nexus; older versions are not told which (csi-driver's controller asks for the pod's node, and gets another
+	// node if that one has no io-engine or is cordoned).
+	mayastorTarget struct {
+		Node      string `json:"node"`
+		Frontends []struct {
+			Name string `json:"name"`
+		} `json:"frontend_nodes"`
+	}
+	mayastorTopology struct {
+		Node  string `json:"node"`
+		State string `json:"state"`
+		// Child is the state of the replica in the volume's nexus; "": the volume has no nexus, or the replica is not in it.
+		Child   string `json:"child-status"`
+		Rebuilt *int   `json:"rebuild-progress"` // percent; nil: no rebuild runs
+	}
+)
+
+func readMayastor(ctx context.Context, get exchange) (replica.System, error) {
+	s := replica.System{Name: mayastorName}
+	var nodes []mayastorNode
+	var pools []mayastorPoolState
+	var all []mayastorVolume
+	// The first answer says whether the API answers the other requests.
+	if err := get(ctx, "/v0/nodes", &nodes); err != nil {
+		return s, err
+	}
+	err := wait.All(
+		func() error { return get(ctx, "/v0/pools", &pools) },
+		func() (err error) {
+			all, err = mayastorVolumesOf(ctx, get)
+			return err
+		},
+	)
+	if err != nil {
+		return s, err
+	}
+	for _, n := range nodes {
+		s.Nodes = append(s.Nodes, n.standing(pools))
+	}
+	for _, v := range all {
+		s.Volumes = append(s.Volumes, v.volume())
+	}
+	return s, nil
+}
+
+func mayastorVolumesOf(ctx context.Context, get exchange) (all []mayastorVolume, err error) {
+	for token := 0; ; {
+		var page mayastorVolumes
+		if err := get(ctx, fmt.Sprintf("/v0/volumes?max_entries=%d&starting_token=%d", mayastorPage, token), &page); err != nil {
+			return nil, err
+		}
+		all = append(all, page.Entries...)
+		if page.Next <= token {
+			return all, nil
+		}
+		token = page.Next
+	}
+}
+
+// standing says whether the node's replicas can be used.
+func (n mayastorNode) standing(pools []mayastorPoolState) replica.Node {
+	out := replica.Node{Name: n.ID}
+	if n.State.Status != mayastorOnline {
+		out.Down = foreign.Line("is " + cmp.Or(n.State.Status, "unknown") + " for Mayastor")
+	}
+	var bad []string
+	for _, p := range pools {
+		if p.Spec.Node == n.ID && p.State.Status != mayastorOnline {
+			bad = append(bad, foreign.Line(p.ID+" is "+cmp.Or(p.State.Status, "unknown")))
+		}
+	}
+	if slices.Sort(bad); len(bad) > 0 {
+		out.Lacks = "its pool " + strings.Join(bad, ", ") + " for Mayastor"
+	}
+	return out
+}
+
+func (v mayastorVolume) volume() replica.Volume {
+	published := v.Spec.Target != nil
+	out := replica.Volume{Name: foreign.Line(v.Spec.UUID), Wanted: v.Spec.Replicas, Alone: v.Spec.Replicas == 1, Idle: !published && v.State.Status != "Faulted"}
+	if published {
+		out.Through = foreign.Line(v.Spec.Target.Node)
+		for _, user := range v.Spec.Target.Frontends {
+			out.Users = append(out.Users, foreign.Line(user.Name))
+		}
+	}
+	for _, id := range slices.Sorted(maps.Keys(v.State.Replicas)) {
+		out.Replicas = append(out.Replicas, v.State.Replicas[id].replica(published))
+	}
+	out.Robust = v.State.Status == mayastorOnline && out.Whole()
+	return out
+}
+
+// replica returns the state of a replica. While a volume is published, its nexus knows which replicas are current.
+// Otherwise nothing shows that, and a replica that can be opened counts as current.
+func (t mayastorTopology) replica(published bool) replica.Replica {
+	filled := t.Rebuilt != nil || t.Child == "Degraded"
+	return replica.Replica{
+		Node: t.Node, Healthy: t.State == mayastorOnline && !filled && (t.Child == mayastorOnline || !published && t.Child == ""),
+		Rebuilt: filled && t.State == mayastorOnline,
+	}
 }
