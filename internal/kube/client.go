@@ -222,15 +222,12 @@ func Expires(kubeconfig []byte) time.Time {
 			return time.Time{}
 		}
 	}
-	block, _ := pem.Decode(data)
-	if block == nil {
-		return time.Time{}
+	if block, _ := pem.Decode(data); block != nil {
+		if crt, err := x509.ParseCertificate(block.Bytes); err == nil {
+			return crt.NotAfter
+		}
 	}
-	crt, err := x509.ParseCertificate(block.Bytes)
-	if err != nil {
-		return time.Time{}
-	}
-	return crt.NotAfter
+	return time.Time{}
 }
 
 // direct returns the transport to API servers at addresses other than the kubeconfig's. It has the same credentials,
@@ -316,20 +313,18 @@ func (c *Client) Lease(ctx context.Context) (cluster.Lease, error) {
 	if err != nil {
 		return cluster.Lease{}, c.translateLease(err)
 	}
-	out := cluster.Lease{Name: leaseNamespace + "/" + leaseName, UID: string(l.UID), Revision: l.ResourceVersion, Claim: l.Annotations[claimAnnotation]}
-	if l.Spec.HolderIdentity != nil {
-		out.Holder = *l.Spec.HolderIdentity
+	return cluster.Lease{
+		Name: leaseNamespace + "/" + leaseName, UID: string(l.UID), Revision: l.ResourceVersion, Claim: l.Annotations[claimAnnotation],
+		Holder: deref(l.Spec.HolderIdentity), Duration: time.Duration(deref(l.Spec.LeaseDurationSeconds)) * time.Second,
+		Acquired: deref(l.Spec.AcquireTime).Time, Renewed: deref(l.Spec.RenewTime).Time,
+	}, nil
+}
+
+func deref[T any](p *T) (v T) {
+	if p != nil {
+		v = *p
 	}
-	if l.Spec.LeaseDurationSeconds != nil {
-		out.Duration = time.Duration(*l.Spec.LeaseDurationSeconds) * time.Second
-	}
-	if l.Spec.AcquireTime != nil {
-		out.Acquired = l.Spec.AcquireTime.Time
-	}
-	if l.Spec.RenewTime != nil {
-		out.Renewed = l.Spec.RenewTime.Time
-	}
-	return out, nil
+	return v
 }
 
 func (c *Client) CreateLease(ctx context.Context, l cluster.Lease) error {
@@ -422,22 +417,15 @@ const (
 // All pages are of one revision, which etcd drops after some minutes (kube-apiserver's --etcd-compaction-interval).
 // Then inPages restarts the list: read must drop its results whenever o.Continue is "".
 func inPages(read func(o metav1.ListOptions) (next string, err error)) error {
-	for begun := 1; ; begun++ {
-		err := pagesOnce(read)
-		switch {
-		case !apierrors.IsResourceExpired(err):
-			return err
-		case begun == listBegins:
-			return fmt.Errorf("the list went out of date while it was read, %d times in a row: %w", begun, err)
-		}
-	}
-}
-
-func pagesOnce(read func(o metav1.ListOptions) (next string, err error)) error {
 	o := metav1.ListOptions{Limit: pageSize}
-	for {
+	for begun := 1; ; {
 		next, err := read(o)
-		if err != nil || next == "" {
+		switch expired := apierrors.IsResourceExpired(err); {
+		case expired && begun == listBegins:
+			return fmt.Errorf("the list went out of date while it was read, %d times in a row: %w", begun, err)
+		case expired:
+			begun, next = begun+1, ""
+		case err != nil || next == "":
 			return err
 		}
 		o.Continue = next
@@ -542,11 +530,8 @@ func (c *Client) groups(ctx context.Context) ([]metav1.APIGroup, error) {
 
 // preferred returns the cluster's preferred version of a group; ok is false if the group is not installed.
 func preferred(groups []metav1.APIGroup, name string) (gv schema.GroupVersion, ok bool) {
-	i := slices.IndexFunc(groups, func(g metav1.APIGroup) bool { return g.Name == name })
-	if i < 0 {
-		return schema.GroupVersion{}, false
-	}
-	return schema.GroupVersion{Group: name, Version: groups[i].PreferredVersion.Version}, true
+	g, ok := cluster.Find(groups, func(g metav1.APIGroup) bool { return g.Name == name })
+	return schema.GroupVersion{Group: name, Version: g.PreferredVersion.Version}, ok
 }
 
 // supports reports whether a group is installed. It fails if the group lacks the version whose fields we know: other
@@ -688,24 +673,14 @@ func (c *Client) Judge(ctx context.Context, g cluster.ObjectGate) (cluster.Judge
 	if err != nil || unserved != "" {
 		return cluster.Judged{Unserved: foreign.Line(unserved)}, err
 	}
-	j := judge{expr: expr}
-	err = c.eachObject(ctx, g, resource, func() { j.Judged = cluster.Judged{} }, func(object map[string]any) { j.see(ctx, object) })
-	if err == nil {
-		err = ctx.Err() // a cancelled evaluation says nothing about its object
-	}
-	return j.Judged, err
-}
-
-type judge struct {
-	expr *expression.Expression
-	cluster.Judged
-}
-
-func (j *judge) see(ctx context.Context, object map[string]any) {
-	j.Objects++
-	if holds, why := j.expr.Judge(ctx, object); !holds {
-		j.Failing = append(j.Failing, cluster.FailingObject{Name: nameOf(object), Why: why})
-	}
+	var j cluster.Judged
+	err = c.eachObject(ctx, g, resource, func() { j = cluster.Judged{} }, func(object map[string]any) {
+		j.Objects++
+		if holds, why := expr.Judge(ctx, object); !holds {
+			j.Failing = append(j.Failing, cluster.FailingObject{Name: nameOf(object), Why: why})
+		}
+	})
+	return j, cmp.Or(err, ctx.Err()) // a cancelled evaluation says nothing about its object
 }
 
 func nameOf(object map[string]any) string {
@@ -764,8 +739,14 @@ func (c *Client) unservedGroup(ctx context.Context, gv schema.GroupVersion) (str
 
 // eachObject passes every selected object to see, after begin. A missing named object is skipped.
 func (c *Client) eachObject(ctx context.Context, g cluster.ObjectGate, r metav1.APIResource, begin func(), see func(map[string]any)) error {
-	what := "read " + r.Name
-	path := collectionPath(g, r)
+	what, path := "read "+r.Name, []string{"/apis", g.APIVersion}
+	if !strings.Contains(g.APIVersion, "/") {
+		path[0] = "/api"
+	}
+	if g.Namespace != "" {
+		path = append(path, "namespaces", g.Namespace)
+	}
+	path = append(path, r.Name)
 	if g.Name != "" {
 		var object map[string]any
 		err := c.getJSON(ctx, c.api.Discovery().RESTClient().Get().AbsPath(append(path, g.Name)...), &object)
@@ -789,17 +770,6 @@ func (c *Client) eachObject(ctx context.Context, g cluster.ObjectGate, r metav1.
 		return fmt.Errorf("%s: %w", what, err)
 	}
 	return nil
-}
-
-func collectionPath(g cluster.ObjectGate, r metav1.APIResource) []string {
-	path := []string{"/apis", g.APIVersion}
-	if !strings.Contains(g.APIVersion, "/") {
-		path[0] = "/api"
-	}
-	if g.Namespace != "" {
-		path = append(path, "namespaces", g.Namespace)
-	}
-	return append(path, r.Name)
 }
 
 // ParseSelector parses the syntax of kubectl -l: "zone=a,!gpu,tier in (web,db)".

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"slices"
 	"strings"
@@ -496,11 +497,7 @@ func (d *draining) explain(ctx context.Context) error {
 // budgets lists all budgets of the cluster, or none if no pod can be covered by two. Budgets only improve messages:
 // without the right to read them it returns none.
 func (d *draining) budgets(ctx context.Context) ([]policyv1.PodDisruptionBudget, error) {
-	waits := false
-	for _, l := range d.pods {
-		waits = waits || mayBeTwoBudgets(l.answer)
-	}
-	if !waits {
+	if !slices.ContainsFunc(slices.Collect(maps.Values(d.pods)), func(l *leaving) bool { return mayBeTwoBudgets(l.answer) }) {
 		return nil, nil
 	}
 	list, err := d.api.PolicyV1().PodDisruptionBudgets("").List(ctx, metav1.ListOptions{})

@@ -284,9 +284,7 @@ func (a linstorAnswers) system(c linstorAPI) (s replica.System, err error) {
 			s.Patience = waits
 		}
 	}
-	for _, name := range a.names() {
-		s.Volumes = append(s.Volumes, a.volumes(name)...)
-	}
+	s.Volumes = slices.Concat(cluster.Each(a.names(), a.volumes)...)
 	return s, nil
 }
 
@@ -338,7 +336,7 @@ func (a linstorAnswers) names() []string {
 // volumes returns the volumes of a resource definition: one, whose copies DRBD keeps the same or, without DRBD, one
 // for each resource.
 func (a linstorAnswers) volumes(name string) []replica.Volume {
-	all := slices.DeleteFunc(slices.Clone(a.resources), func(r linstorResource) bool { return r.Name != name })
+	all := cluster.Where(a.resources, func(r linstorResource) bool { return r.Name == name })
 	v := replica.Volume{Name: foreign.Line(name), Claim: a.claim(name)}
 	if !slices.ContainsFunc(all, func(r linstorResource) bool { return r.Layer.drbd() != nil }) {
 		var alone []replica.Volume

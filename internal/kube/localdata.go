@@ -106,11 +106,8 @@ func (l *localScan) singleNode() string {
 
 // byName returns the node of that name; nil if it is not part of the search.
 func (l *localScan) byName(name string) *localNode {
-	i := slices.IndexFunc(l.named[name], func(n *localNode) bool { return n.name == name })
-	if i < 0 {
-		return nil
-	}
-	return l.named[name][i]
+	n, _ := cluster.Find(l.named[name], func(n *localNode) bool { return n.name == name })
+	return n
 }
 
 func (n *localNode) data() []cluster.LocalData {
@@ -436,10 +433,7 @@ func writablePaths(spec *corev1.PodSpec) []string {
 			}
 		}
 	}
-	for _, c := range spec.InitContainers {
-		look(c.VolumeMounts)
-	}
-	for _, c := range spec.Containers {
+	for _, c := range slices.Concat(spec.InitContainers, spec.Containers) {
 		look(c.VolumeMounts)
 	}
 	for _, c := range spec.EphemeralContainers {
@@ -550,10 +544,7 @@ func claimsOf(p *corev1.Pod) []string {
 }
 
 func attachedVolume(a storagev1.VolumeAttachment) cluster.AttachedVolume {
-	v := cluster.AttachedVolume{Attachment: a.Name, Driver: a.Spec.Attacher}
-	if name := a.Spec.Source.PersistentVolumeName; name != nil {
-		v.Volume = *name
-	}
+	v := cluster.AttachedVolume{Attachment: a.Name, Driver: a.Spec.Attacher, Volume: deref(a.Spec.Source.PersistentVolumeName)}
 	switch {
 	case a.Status.DetachError != nil:
 		v.Trouble = "can't be detached: " + foreign.Line(a.Status.DetachError.Message)
@@ -608,11 +599,8 @@ func (c *Client) servedClaims(ctx context.Context) (map[string]served, error) {
 			claims[pv.Spec.ClaimRef.Namespace+"/"+pv.Spec.ClaimRef.Name] = served{name: pv.Name, what: "PersistentVolume " + pv.Name, access: access}
 		}
 	})
-	if err != nil {
+	if err != nil || len(claims) == 0 {
 		return nil, err
-	}
-	if len(claims) == 0 {
-		return claims, nil
 	}
 	attachments, err := c.api.StorageV1().VolumeAttachments().List(ctx, metav1.ListOptions{})
 	if err != nil {

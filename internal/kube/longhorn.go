@@ -286,10 +286,7 @@ func lift(all []longhornNode, n longhornNode, id string, c longhornContents) (wo
 }
 
 func evictCommand(n longhornNode, id string) string {
-	disk, err := json.Marshal(id)
-	if err != nil {
-		panic(err) // every string can be marshalled
-	}
+	disk, _ := json.Marshal(id) // every string can be marshalled
 	patch := fmt.Sprintf(`{"spec":{"allowScheduling":false,"evictionRequested":true,"disks":{%s:{"allowScheduling":false}}}}`, disk)
 	patch = "'" + strings.ReplaceAll(patch, "'", `'\''`) + "'"
 	return foreign.Line(fmt.Sprintf("kubectl -n %s patch nodes.longhorn.io %s --type merge -p %s", n.Metadata.Namespace, n.Metadata.Name, patch))
@@ -385,9 +382,7 @@ func (c *Client) longhornReplicas(ctx context.Context, _ schema.GroupVersion) (r
 		seconds, err := strconv.Atoi(value)
 		s.Patience, s.Holds = time.Duration(seconds)*time.Second, err == nil
 	}
-	for _, n := range nodes {
-		s.Nodes = append(s.Nodes, n.standing())
-	}
+	s.Nodes = cluster.Each(nodes, longhornNode.standing)
 	// Only block-if-contains-last-replica, the default, keeps a node with the last copy of a volume
 	// (types/setting.go, NodeDrainPolicy…): the other policies let the node go, or move the copy while it drains.
 	policy := cmp.Or(longhornValue(settings, longhornDrain), "block-if-contains-last-replica")
@@ -599,11 +594,7 @@ type longhornEngine struct {
 // progress is only shown: without the right to list engines it is unknown (syncReplicas in
 // controller/engine_controller.go looks it up likewise; GetBackendReplicaURL in engineapi).
 func (c *Client) longhornRebuilds(ctx context.Context, copies []longhornReplica) (map[string]int, error) {
-	filled := false
-	for _, r := range copies {
-		filled = filled || r.replica().Rebuilt
-	}
-	if !filled {
+	if !slices.ContainsFunc(copies, func(r longhornReplica) bool { return r.replica().Rebuilt }) {
 		return nil, nil
 	}
 	engines, err := listCustom[longhornEngine](ctx, c, longhornVersion.WithResource("engines"), "")

@@ -40,10 +40,7 @@ func (c *Client) Nodes(ctx context.Context) (nodes []cluster.KubeNode, err error
 		node, err := kubeNode(n)
 		nodes, unreadable = append(nodes, node), append(unreadable, err)
 	})
-	if err != nil {
-		return nil, err
-	}
-	if err := errors.Join(unreadable...); err != nil {
+	if err = cmp.Or(err, errors.Join(unreadable...)); err != nil {
 		return nil, err
 	}
 	return nodes, nil
@@ -67,7 +64,9 @@ func kubeNode(n *corev1.Node) (cluster.KubeNode, error) {
 		Booted: bootedOf(n),
 		Pause:  cluster.Pause(n.Annotations), ProviderID: n.Spec.ProviderID, KubeletVersion: info.KubeletVersion,
 		Ready: isReady(n), UID: string(n.UID),
-		Metadata: cluster.NodeMetadata{Labels: n.Labels, Annotations: n.Annotations},
+		Metadata: cluster.NodeMetadata{Labels: n.Labels, Annotations: n.Annotations, Taints: cluster.Each(n.Spec.Taints, func(t corev1.Taint) cluster.Taint {
+			return cluster.Taint{Key: t.Key, Value: t.Value, Effect: string(t.Effect)}
+		})},
 	}
 	for _, a := range n.Status.Addresses {
 		if a.Type != corev1.NodeInternalIP && a.Type != corev1.NodeExternalIP {
@@ -76,9 +75,6 @@ func kubeNode(n *corev1.Node) (cluster.KubeNode, error) {
 		if addr, err := netip.ParseAddr(a.Address); err == nil {
 			node.Addresses = append(node.Addresses, addr)
 		}
-	}
-	for _, t := range n.Spec.Taints {
-		node.Metadata.Taints = append(node.Metadata.Taints, cluster.Taint{Key: t.Key, Value: t.Value, Effect: string(t.Effect)})
 	}
 	return node, err
 }
@@ -97,12 +93,10 @@ func (c *Client) PendingCertificates(ctx context.Context, node string) ([]string
 	if err != nil {
 		return nil, fmt.Errorf("list certificate signing requests: %w", c.translate(err))
 	}
-	var names []string
-	for _, r := range list.Items {
-		if r.Spec.Username == "system:node:"+node && !decided(r.Status) {
-			names = append(names, r.Name)
-		}
-	}
+	open := cluster.Where(list.Items, func(r certificatesv1.CertificateSigningRequest) bool {
+		return r.Spec.Username == "system:node:"+node && !decided(r.Status)
+	})
+	names := cluster.Each(open, func(r certificatesv1.CertificateSigningRequest) string { return r.Name })
 	slices.Sort(names)
 	return names, nil
 }
@@ -410,9 +404,8 @@ func keyList(s string) []string {
 
 func (o owners) label(key string) bool {
 	switch key {
-	case "kubernetes.io/hostname", "kubernetes.io/arch", "kubernetes.io/os": // kubelet
-		return true
-	case "node-role.kubernetes.io/control-plane": // Talos, from the machine's type
+	case "kubernetes.io/hostname", "kubernetes.io/arch", "kubernetes.io/os", // kubelet
+		"node-role.kubernetes.io/control-plane": // Talos, from the machine's type
 		return true
 	case "node.kubernetes.io/instance-type", "topology.kubernetes.io/region", "topology.kubernetes.io/zone":
 		return o.cloud
@@ -426,11 +419,9 @@ func (o owners) annotation(key string) bool {
 	switch key {
 	case cluster.PauseMark: // a person's
 		return false
-	case "node.alpha.kubernetes.io/ttl": // node controller
-		return true
-	case "volumes.kubernetes.io/controller-managed-attach-detach", "csi.volume.kubernetes.io/nodeid": // kubelet
-		return true
-	case "alpha.kubernetes.io/provided-node-ip": // kubelet, for the cloud controller
+	case "node.alpha.kubernetes.io/ttl", // node controller
+		"volumes.kubernetes.io/controller-managed-attach-detach", "csi.volume.kubernetes.io/nodeid", // kubelet
+		"alpha.kubernetes.io/provided-node-ip": // kubelet, for the cloud controller
 		return true
 	}
 	return slices.Contains(o.talosAnnotations, key) || below(key,
@@ -444,11 +435,9 @@ func (o owners) annotation(key string) bool {
 
 func (o owners) taint(key string) bool {
 	switch key {
-	case "node-role.kubernetes.io/control-plane": // Talos, from allowSchedulingOnControlPlanes
-		return true
-	case "node.cilium.io/agent-not-ready": // until Cilium runs on the new machine
-		return true
-	case "ToBeDeletedByClusterAutoscaler", "DeletionCandidateOfClusterAutoscaler":
+	case "node-role.kubernetes.io/control-plane", // Talos, from allowSchedulingOnControlPlanes
+		"node.cilium.io/agent-not-ready", // until Cilium runs on the new machine
+		"ToBeDeletedByClusterAutoscaler", "DeletionCandidateOfClusterAutoscaler":
 		return true
 	}
 	return slices.Contains(o.talosTaints, key) || below(key,

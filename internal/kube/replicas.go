@@ -12,6 +12,7 @@ import (
 	"strings"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -339,21 +340,17 @@ func (c *Client) mayastorSettings(ctx context.Context, namespace string) (waits 
 		return 0, "", fmt.Errorf("list deployments with %s: %w", mayastorCore, c.translate(err))
 	}
 	waits, stuck = mayastorPatience, "there is no Deployment with a container "+mayastorHA
-	for _, d := range list.Items {
-		containers := d.Spec.Template.Spec.Containers
-		if slices.ContainsFunc(containers, func(c corev1.Container) bool { return c.Name == mayastorHA }) {
-			stuck = ""
-		}
+	containers := slices.Concat(cluster.Each(list.Items, func(d appsv1.Deployment) []corev1.Container { return d.Spec.Template.Spec.Containers })...)
+	if slices.ContainsFunc(containers, func(c corev1.Container) bool { return c.Name == mayastorHA }) {
+		stuck = ""
 	}
-	for _, d := range list.Items {
-		for _, container := range d.Spec.Template.Spec.Containers {
-			for _, arg := range container.Args {
-				if value, ok := strings.CutPrefix(arg, mayastorWaits+"="); ok {
-					waits, _ = time.ParseDuration(strings.ReplaceAll(value, " ", "")) // humantime has other units, too
-				}
-				if arg == mayastorNoHA || arg == mayastorNoHA+"=true" {
-					stuck = "its HA agents are off (" + mayastorNoHA + ")"
-				}
+	for _, container := range containers {
+		for _, arg := range container.Args {
+			if value, ok := strings.CutPrefix(arg, mayastorWaits+"="); ok {
+				waits, _ = time.ParseDuration(strings.ReplaceAll(value, " ", "")) // humantime has other units, too
+			}
+			if arg == mayastorNoHA || arg == mayastorNoHA+"=true" {
+				stuck = "its HA agents are off (" + mayastorNoHA + ")"
 			}
 		}
 	}
@@ -431,12 +428,8 @@ func readMayastor(ctx context.Context, get exchange) (replica.System, error) {
 	if err != nil {
 		return s, err
 	}
-	for _, n := range nodes {
-		s.Nodes = append(s.Nodes, n.standing(pools))
-	}
-	for _, v := range all {
-		s.Volumes = append(s.Volumes, v.volume())
-	}
+	s.Nodes = cluster.Each(nodes, func(n mayastorNode) replica.Node { return n.standing(pools) })
+	s.Volumes = cluster.Each(all, mayastorVolume.volume)
 	return s, nil
 }
 
@@ -481,9 +474,7 @@ func (v mayastorVolume) volume() replica.Volume {
 			out.Users = append(out.Users, foreign.Line(user.Name))
 		}
 	}
-	for _, id := range slices.Sorted(maps.Keys(v.State.Replicas)) {
-		out.Replicas = append(out.Replicas, v.State.Replicas[id].replica(published))
-	}
+	out.Replicas = cluster.Each(slices.Sorted(maps.Keys(v.State.Replicas)), func(id string) replica.Replica { return v.State.Replicas[id].replica(published) })
 	out.Robust = v.State.Status == mayastorOnline && out.Whole()
 	return out
 }

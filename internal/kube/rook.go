@@ -134,11 +134,7 @@ func activatedVolumes(spec *corev1.PodSpec) []string {
 	if !known || loop {
 		return nil
 	}
-	volumes := []string{"rook-data"}
-	for _, m := range spec.InitContainers[i].VolumeMounts {
-		volumes = append(volumes, m.Name)
-	}
-	return volumes
+	return append([]string{"rook-data"}, cluster.Each(spec.InitContainers[i].VolumeMounts, func(m corev1.VolumeMount) string { return m.Name })...)
 }
 
 type cephDaemon struct {
@@ -157,13 +153,9 @@ func cephIDOf(m metav1.ObjectMeta) cephID {
 type cephDaemons struct{ osds, monitors []cephDaemon }
 
 func (d cephDaemons) nodes() []string {
-	names := map[string]bool{}
-	for _, osd := range d.osds {
-		if osd.node != "" {
-			names[osd.node] = true
-		}
-	}
-	return slices.Sorted(maps.Keys(names))
+	names := cluster.Each(cluster.Where(d.osds, func(osd cephDaemon) bool { return osd.node != "" }), func(osd cephDaemon) string { return osd.node })
+	slices.Sort(names)
+	return slices.Compact(names)
 }
 
 func (d cephDaemons) serves(node string) bool {
@@ -297,25 +289,18 @@ func (c *Client) cephReplicas(ctx context.Context, _ schema.GroupVersion) (repli
 		}
 	}
 	delete(nodes, "")
-	for _, node := range slices.Sorted(maps.Keys(nodes)) {
-		s.Nodes = append(s.Nodes, replica.Node{Name: node})
-	}
+	s.Nodes = cluster.Each(slices.Sorted(maps.Keys(nodes)), func(name string) replica.Node { return replica.Node{Name: name} })
 	return s, nil
 }
 
 func (ceph cephCluster) volume(d cephDaemons, pools []cephPool, now time.Time) replica.Volume {
 	v := replica.Volume{Name: foreign.Line(ceph.Metadata.Namespace + "/" + ceph.Metadata.Name), Checked: ceph.Status.Ceph.LastChecked}
-	for _, node := range d.nodes() {
-		v.Replicas = append(v.Replicas, replica.Replica{Node: node, Healthy: d.serves(node)})
-	}
+	v.Replicas = cluster.Each(d.nodes(), func(node string) replica.Replica { return replica.Replica{Node: node, Healthy: d.serves(node)} })
 	v.Why = ceph.reduced(now)
 	v.Robust = v.Why == ""
 	v.Voters, v.Doubt = ceph.voters(d.monitors, now)
-	for _, p := range pools {
-		if p.namespace == ceph.Metadata.Namespace {
-			v.Placements = append(v.Placements, p.placement(d, ceph.Spec.Mon.Stretch))
-		}
-	}
+	own := cluster.Where(pools, func(p cephPool) bool { return p.namespace == ceph.Metadata.Namespace })
+	v.Placements = cluster.Each(own, func(p cephPool) replica.Placement { return p.placement(d, ceph.Spec.Mon.Stretch) })
 	return v
 }
 
@@ -350,13 +335,7 @@ func (ceph cephCluster) reduced(now time.Time) string {
 	if stale := ceph.stale(now); stale != "" {
 		return stale
 	}
-	var found []string
-	for _, code := range cephRedundancy {
-		if text := ceph.check(code); text != "" {
-			found = append(found, text)
-		}
-	}
-	return strings.Join(found, ", ")
+	return strings.Join(cluster.Where(cluster.Each(cephRedundancy, ceph.check), func(text string) bool { return text != "" }), ", ")
 }
 
 // check returns the text of a health check that Ceph reports; "" if Ceph does not report it.
