@@ -289,6 +289,16 @@ func (c *Client) callPatient(parent context.Context, addr string, do func(contex
 	return c.with(ctx, addr, 0, func(ctx context.Context, s session) error { return do(ctx, s, wait) }, c.as)
 }
 
+// patiently is callPatient for the machine with that UUID; untouched says what was not done on another.
+func (c *Client) patiently(ctx context.Context, addr netip.Addr, uuid, untouched string, do func(context.Context, session, patience) error) error {
+	return c.callPatient(ctx, addr.String(), func(ctx context.Context, s session, wait patience) error {
+		if err := checkUUID(ctx, s, uuid, untouched); err != nil {
+			return err
+		}
+		return do(ctx, s, wait)
+	})
+}
+
 // callBlank talks to the machine at addr, without credentials on either side: the certificate of a machine in
 // maintenance mode cannot be verified.
 //
@@ -343,6 +353,7 @@ func (c *Client) with(
 	}
 	err = do(ctx, session{Client: tc, blank: who.blank})
 	_ = tc.Close() // its answers have all been read
+	e, answered := errors.AsType[*answerError](err)
 	switch {
 	case err == nil:
 		return nil
@@ -352,15 +363,10 @@ func (c *Client) with(
 			err = explainSilence(err, addr)
 		}
 		return err
-	case ctx.Err() != nil, unconnected(err), limit > 0 && time.Since(start) >= limit: // the machine knows the deadline as well, and may be the first to end the call
+	case ctx.Err() != nil, answered && e.unconnected(), limit > 0 && time.Since(start) >= limit: // the machine knows the deadline as well, and may be the first to end the call
 		return explainSilence(fmt.Errorf("%s: gave up after %s: %w", addr, time.Since(start).Round(time.Second), err), addr)
 	}
 	return hinted(fmt.Errorf("%s: %w", addr, err))
-}
-
-func unconnected(err error) bool {
-	e, ok := errors.AsType[*answerError](err)
-	return ok && e.unconnected()
 }
 
 func explainSilence(err error, addr string) error {
@@ -670,19 +676,11 @@ func list[T resource.Resource](ctx context.Context, s session, kind resource.Poi
 	case err != nil:
 		return nil, fmt.Errorf("list %s: %w", kind.Type(), answer(err))
 	}
-	all := make([]T, 0, rs.Len())
-	for r := range rs.All() {
-		all = append(all, r)
-	}
-	return all, nil
+	return slices.Collect(rs.All()), nil
 }
 
 func byID[T resource.Resource](all []T, id resource.ID) (r T, found bool) {
-	i := slices.IndexFunc(all, func(r T) bool { return r.Metadata().ID() == id })
-	if i < 0 {
-		return r, false
-	}
-	return all[i], true
+	return cluster.Find(all, func(r T) bool { return r.Metadata().ID() == id })
 }
 
 // unknownKind reports whether the machine's Talos does not know the kind of resource. Talos then answers as for a
@@ -745,12 +743,7 @@ func inParallel(reads ...func() error) error {
 		all.Go(func() { errs[i] = read() })
 	}
 	all.Wait()
-	for _, err := range errs {
-		if err != nil {
-			return err
-		}
-	}
-	return nil
+	return cmp.Or(errs...)
 }
 
 // getting is get for inParallel; use is called if the machine has the resource.
@@ -761,6 +754,13 @@ func getting[T resource.Resource](ctx context.Context, s session, ptr resource.P
 			use(r)
 		}
 		return err
+	}
+}
+
+// filling is a read of the fields of a value that come from one resource, if the machine has the resource.
+func filling[M any, T resource.Resource](ptr resource.Pointer, use func(*M, T)) func(context.Context, session, *M) error {
+	return func(ctx context.Context, s session, m *M) error {
+		return getting(ctx, s, ptr, func(r T) { use(m, r) })()
 	}
 }
 
@@ -799,10 +799,7 @@ const fileSilence = 30 * time.Second
 func (c *Client) Files(
 	ctx context.Context, addr netip.Addr, uuid string, look func(context.Context, cluster.MachineFiles) error,
 ) error {
-	return c.callPatient(ctx, addr.String(), func(ctx context.Context, s session, wait patience) error {
-		if err := checkUUID(ctx, s, uuid, "none of its files was read"); err != nil {
-			return err
-		}
+	return c.patiently(ctx, addr, uuid, "none of its files was read", func(ctx context.Context, s session, wait patience) error {
 		wait(fileSilence)
 		return look(ctx, machineFiles{s, wait})
 	})

@@ -71,9 +71,15 @@ var readings = []struct {
 	{cluster.VersionPart, readVersion},
 	{cluster.StandingPart, readStatus},
 	{cluster.UUIDPart, readHardware},
-	{cluster.NodenamePart, readNodename},
-	{cluster.HostnamePart, readHostname},
-	{cluster.TypePart, readType},
+	{cluster.NodenamePart, filling(k8s.NewNodename(k8s.NamespaceName, k8s.NodenameID).Metadata(), func(m *cluster.Machine, node *k8s.Nodename) {
+		m.Nodename = node.TypedSpec().Nodename
+	})},
+	{cluster.HostnamePart, filling(network.NewHostnameStatus(network.NamespaceName, network.HostnameID).Metadata(), func(m *cluster.Machine, host *network.HostnameStatus) {
+		m.Hostname = host.TypedSpec().Hostname
+	})},
+	{cluster.TypePart, filling(config.NewMachineType().Metadata(), func(m *cluster.Machine, kind *config.MachineType) {
+		m.ControlPlane, m.TypeInit = kind.MachineType().IsControlPlane(), kind.MachineType() == machine.TypeInit
+	})},
 	{cluster.SystemPart, readSecurity},
 	{cluster.SystemPart, readBootedEntry},
 	{cluster.SystemPart, readNextBoot},
@@ -128,30 +134,9 @@ func readHardware(ctx context.Context, s session, m *cluster.Machine) (err error
 	return err
 }
 
-func readNodename(ctx context.Context, s session, m *cluster.Machine) error {
-	return getting(ctx, s, k8s.NewNodename(k8s.NamespaceName, k8s.NodenameID).Metadata(), func(node *k8s.Nodename) {
-		m.Nodename = node.TypedSpec().Nodename
-	})()
-}
-
-func readHostname(ctx context.Context, s session, m *cluster.Machine) error {
-	return getting(ctx, s, network.NewHostnameStatus(network.NamespaceName, network.HostnameID).Metadata(), func(host *network.HostnameStatus) {
-		m.Hostname = host.TypedSpec().Hostname
-	})()
-}
-
-func readType(ctx context.Context, s session, m *cluster.Machine) error {
-	return getting(ctx, s, config.NewMachineType().Metadata(), func(kind *config.MachineType) {
-		m.ControlPlane = kind.MachineType().IsControlPlane()
-		m.TypeInit = kind.MachineType() == machine.TypeInit
-	})()
-}
-
-func readSecurity(ctx context.Context, s session, m *cluster.Machine) error {
-	return getting(ctx, s, runtime.NewSecurityStateSpec(runtime.NamespaceName).Metadata(), func(security *runtime.SecurityState) {
-		m.SecureBoot = new(security.TypedSpec().SecureBoot)
-	})()
-}
+var readSecurity = filling(runtime.NewSecurityStateSpec(runtime.NamespaceName).Metadata(), func(m *cluster.Machine, security *runtime.SecurityState) {
+	m.SecureBoot = new(security.TypedSpec().SecureBoot)
+})
 
 const bootIDFile = "/proc/sys/kernel/random/boot_id"
 
@@ -716,11 +701,9 @@ func layerNumber(e *runtime.ExtensionStatus) int {
 	return n
 }
 
-func claimFactory(ctx context.Context, s session, c *observe.Claims) error {
-	return getting(ctx, s, runtime.NewImageFactorySchematic(runtime.NamespaceName, runtime.ImageFactorySchematicID).Metadata(), func(f *runtime.ImageFactorySchematic) {
-		c.Factory = &observe.FactoryClaim{SchematicID: f.TypedSpec().SchematicID, Flavor: f.TypedSpec().Flavor, URL: f.TypedSpec().APIURL}
-	})()
-}
+var claimFactory = filling(runtime.NewImageFactorySchematic(runtime.NamespaceName, runtime.ImageFactorySchematicID).Metadata(), func(c *observe.Claims, f *runtime.ImageFactorySchematic) {
+	c.Factory = &observe.FactoryClaim{SchematicID: f.TypedSpec().SchematicID, Flavor: f.TypedSpec().Flavor, URL: f.TypedSpec().APIURL}
+})
 
 func claimBoot(ctx context.Context, s session, c *observe.Claims) error {
 	var m cluster.Machine

@@ -470,13 +470,17 @@ func (c *Client) CheckConfig(ctx context.Context, addr netip.Addr, uuid string, 
 }
 
 func (c *Client) configure(ctx context.Context, addr netip.Addr, uuid string, req *machineapi.ApplyConfigurationRequest) error {
-	return c.call(ctx, addr.String(), func(ctx context.Context, s session) error {
+	return c.call(ctx, addr.String(), applying(uuid, req))
+}
+
+func applying(uuid string, req *machineapi.ApplyConfigurationRequest) func(context.Context, session) error {
+	return func(ctx context.Context, s session) error {
 		if err := checkUUID(ctx, s, uuid, "nothing was applied"); err != nil {
 			return err
 		}
 		_, err := apply(ctx, s, req)
 		return err
-	})
+	}
 }
 
 // apply sends a configuration. It retries while another configuration is being applied, within the call's time: Talos
@@ -557,14 +561,8 @@ func (c *Client) MaintenanceMachine(ctx context.Context, addr netip.Addr) (m clu
 // ApplyConfig hands the machine its first configuration, over the same connection on which it reported its UUID. The
 // error wraps cluster.ErrLostAnswer if the configuration was sent and no answer came.
 func (c *Client) ApplyConfig(ctx context.Context, addr netip.Addr, uuid string, config cluster.Secret) error {
-	return c.callBlank(ctx, addr, func(ctx context.Context, s session) error {
-		if err := checkUUID(ctx, s, uuid, "nothing was applied"); err != nil {
-			return err
-		}
-		// Not every Talos accepts REBOOT, the zero value; all accept AUTO in maintenance mode.
-		_, err := apply(ctx, s, &machineapi.ApplyConfigurationRequest{Data: config, Mode: machineapi.ApplyConfigurationRequest_AUTO})
-		return err
-	})
+	// Not every Talos accepts REBOOT, the zero value; all accept AUTO in maintenance mode.
+	return c.callBlank(ctx, addr, applying(uuid, &machineapi.ApplyConfigurationRequest{Data: config, Mode: machineapi.ApplyConfigurationRequest_AUTO}))
 }
 
 // TrustedCA implements cluster.Maintenance. The configuration of a worker also has the certificate of the CA, without
@@ -654,18 +652,12 @@ var identities = []struct {
 	{kubernetesCA, part(nil, config.Config.K8sAPIServerCAConfig, func(k configs.K8sAPIServerCAConfig) any {
 		return k.IssuingCA()
 	})},
-	{"the aggregator CA of Kubernetes", func(c config.Config) any {
-		if ca := c.K8sAggregatorCAConfig(); ca != nil {
-			return ca.IssuingCA()
-		}
-		return nil
-	}},
-	{"the service account key of Kubernetes", func(c config.Config) any {
-		if sa := c.K8sServiceAccountConfig(); sa != nil {
-			return sa.IssuingKey()
-		}
-		return nil
-	}},
+	{"the aggregator CA of Kubernetes", part(nil, config.Config.K8sAggregatorCAConfig, func(k configs.K8sAggregatorCAConfig) any {
+		return k.IssuingCA()
+	})},
+	{"the service account key of Kubernetes", part(nil, config.Config.K8sServiceAccountConfig, func(k configs.K8sServiceAccountConfig) any {
+		return k.IssuingKey()
+	})},
 	{"the keys that encrypt Kubernetes' secrets", func(c config.Config) any {
 		if e := c.K8sEtcdEncryptionConfig(); e != nil {
 			return keysIn(e.EtcdEncryptionConfig())
@@ -706,22 +698,18 @@ func differ(was, is config.Config) []string {
 	var out []string
 	before, after := was.Machine().Type(), is.Machine().Type()
 	for _, i := range identities {
-		if i.name == cluster.NodeRole && before == machine.TypeInit && after == machine.TypeControlPlane {
-			continue // the node is still a control plane, and no longer begins its own etcd
+		differs := false
+		switch {
+		case i.name == cluster.NodeRole && before == machine.TypeInit && after == machine.TypeControlPlane:
+			// The node is still a control plane, and no longer begins its own etcd.
+		case i.name == kubernetesCA && !(before.IsControlPlane() && after.IsControlPlane()):
+			differs = apart(acceptedCAs(was), acceptedCAs(is))
+		case before.IsControlPlane() != after.IsControlPlane() && slices.Contains(wholeOnControlPlanes, i.name):
+			differs = !sameCertificate(i.of(was), i.of(is))
+		default:
+			differs = !reflect.DeepEqual(i.of(was), i.of(is))
 		}
-		if i.name == kubernetesCA && !(before.IsControlPlane() && after.IsControlPlane()) {
-			if apart(acceptedCAs(was), acceptedCAs(is)) {
-				out = append(out, i.name)
-			}
-			continue
-		}
-		if before.IsControlPlane() != after.IsControlPlane() && slices.Contains(wholeOnControlPlanes, i.name) {
-			if !sameCertificate(i.of(was), i.of(is)) {
-				out = append(out, i.name)
-			}
-			continue
-		}
-		if !reflect.DeepEqual(i.of(was), i.of(is)) {
+		if differs {
 			out = append(out, i.name)
 		}
 	}
@@ -801,10 +789,7 @@ func needReboot(was, is config.Provider) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	var out []string
-	for _, c := range changes {
-		out = append(out, c.Path)
-	}
+	out := cluster.Each(changes, func(c machineconfig.Change) string { return c.Path })
 	for _, d := range readAtStart {
 		if !reflect.DeepEqual(d.of(was), d.of(is)) && (d.document != "EnvironmentConfig" || len(out) == 0) {
 			out = append(out, d.document)

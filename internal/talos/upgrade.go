@@ -56,13 +56,9 @@ func containerd() *common.ContainerdInstance {
 func (c *Client) PullInstaller(
 	ctx context.Context, addr netip.Addr, uuid, installer string, say func(string),
 ) (supported bool, err error) {
-	err = c.callPatient(ctx, addr.String(), func(ctx context.Context, s session, wait patience) error {
-		if err := checkUUID(ctx, s, uuid, "nothing was pulled"); err != nil {
-			return err
-		}
-		silence, err := lifecycleAPI(ctx, s)
-		if supported = silence > 0; err != nil || !supported {
-			return err
+	err = c.upgrading(ctx, addr, uuid, "nothing was pulled", func(ctx context.Context, s session, silence time.Duration, wait patience) error {
+		if supported = silence > 0; !supported {
+			return nil
 		}
 		return pull(ctx, s, containerd(), installer, silence, wait, say)
 	})
@@ -91,14 +87,7 @@ func pull(ctx context.Context, s session, to *common.ContainerdInstance, image s
 // drain may take longer. The error wraps cluster.ErrLostAnswer if the outcome is unknown, and cluster.ErrBusy if
 // another installer is running.
 func (c *Client) Install(ctx context.Context, addr netip.Addr, uuid, installer string, how cluster.Reboot, say func(string)) (reboots bool, err error) {
-	err = c.callPatient(ctx, addr.String(), func(ctx context.Context, s session, wait patience) error {
-		if err := checkUUID(ctx, s, uuid, "nothing was installed"); err != nil {
-			return err
-		}
-		silence, err := lifecycleAPI(ctx, s)
-		if err != nil {
-			return err
-		}
+	err = c.upgrading(ctx, addr, uuid, "nothing was installed", func(ctx context.Context, s session, silence time.Duration, wait patience) error {
 		if reboots = silence == 0; reboots {
 			wait(oldInstallTimeout)
 			return oldInstall(ctx, s, installer, how, say)
@@ -216,6 +205,19 @@ func (c *Client) RestartKubelet(ctx context.Context, addr netip.Addr, uuid strin
 	return c.change(ctx, addr, uuid, rebootTimeout, func(ctx context.Context, s session) error {
 		_, err := s.Client.ServiceRestart(ctx, "kubelet")
 		return err
+	})
+}
+
+// upgrading calls do with how long the machine may be silent while it pulls: see lifecycleAPI.
+func (c *Client) upgrading(
+	ctx context.Context, addr netip.Addr, uuid, untouched string, do func(context.Context, session, time.Duration, patience) error,
+) error {
+	return c.patiently(ctx, addr, uuid, untouched, func(ctx context.Context, s session, wait patience) error {
+		silence, err := lifecycleAPI(ctx, s)
+		if err != nil {
+			return err
+		}
+		return do(ctx, s, silence, wait)
 	})
 }
 
@@ -503,19 +505,15 @@ func podConfig[T resource.Resource](ctx context.Context, s session, kind resourc
 	return r, found, err
 }
 
-func readProxy(ctx context.Context, s session, k *cluster.MachineKubernetes) error {
-	return getting(ctx, s, k8s.NewBootstrapManifestsConfig().Metadata(), func(manifests *k8s.BootstrapManifestsConfig) {
-		if manifests.TypedSpec().ProxyEnabled {
-			k.Images.KubeProxy = manifests.TypedSpec().ProxyImage
-		}
-	})()
-}
+var readProxy = filling(k8s.NewBootstrapManifestsConfig().Metadata(), func(k *cluster.MachineKubernetes, manifests *k8s.BootstrapManifestsConfig) {
+	if manifests.TypedSpec().ProxyEnabled {
+		k.Images.KubeProxy = manifests.TypedSpec().ProxyImage
+	}
+})
 
-func readKubelet(ctx context.Context, s session, k *cluster.MachineKubernetes) error {
-	return getting(ctx, s, k8s.NewKubeletSpec(k8s.NamespaceName, k8s.KubeletID).Metadata(), func(spec *k8s.KubeletSpec) {
-		k.Images.Kubelet = spec.TypedSpec().Image
-	})()
-}
+var readKubelet = filling(k8s.NewKubeletSpec(k8s.NamespaceName, k8s.KubeletID).Metadata(), func(k *cluster.MachineKubernetes, spec *k8s.KubeletSpec) {
+	k.Images.Kubelet = spec.TypedSpec().Image
+})
 
 func readKubeletHealth(ctx context.Context, s session, k *cluster.MachineKubernetes) error {
 	service, found, err := get[*v1alpha1.Service](ctx, s, v1alpha1.NewService(k8s.KubeletID).Metadata())
@@ -545,13 +543,8 @@ func sameConfig(a, b cluster.Secret) bool {
 	return errX == nil && errY == nil && reflect.DeepEqual(contents(x), contents(y))
 }
 
-func contents(docs []*document) (out []any) {
-	for _, d := range docs {
-		if d.node != nil {
-			out = append(out, d.orig)
-		}
-	}
-	return out
+func contents(docs []*document) []any {
+	return cluster.Each(cluster.Where(docs, func(d *document) bool { return d.node != nil }), func(d *document) any { return d.orig })
 }
 
 // RemovedFlags lists flags, feature gates and admission plugins of the machine's static pods and kubelet that the next
@@ -660,14 +653,7 @@ func (c *Client) PullImage(ctx context.Context, addr netip.Addr, uuid string, pa
 	if part == cluster.Kubelet {
 		namespace = common.ContainerdNamespace_NS_SYSTEM
 	}
-	return c.callPatient(ctx, addr.String(), func(ctx context.Context, s session, wait patience) error {
-		if err := checkUUID(ctx, s, uuid, "nothing was pulled"); err != nil {
-			return err
-		}
-		silence, err := lifecycleAPI(ctx, s)
-		if err != nil {
-			return err
-		}
+	return c.upgrading(ctx, addr, uuid, "nothing was pulled", func(ctx context.Context, s session, silence time.Duration, wait patience) error {
 		if silence == 0 {
 			wait(patientPullSilence)
 			return oldPull(ctx, s, namespace, image)

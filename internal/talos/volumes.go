@@ -40,11 +40,8 @@ func (*Client) ConfigVolumes(text cluster.Secret, talos string) ([]cluster.Confi
 	if cfg.RawV1Alpha1() == nil || cfg.Machine() == nil {
 		return nil, fault.MachineConfig.Refusedf("the main document, with machine and cluster, is missing")
 	}
-	var out []cluster.ConfigVolume
-	for _, v := range append(systemVolumes(cfg, talos), userVolumes(cfg)...) {
-		out = append(out, v.ConfigVolume)
-	}
-	return out, nil
+	all := append(systemVolumes(cfg, talos), userVolumes(cfg)...)
+	return cluster.Each(all, func(v configVolume) cluster.ConfigVolume { return v.ConfigVolume }), nil
 }
 
 // configVolume is a volume of a configuration, with the selector of the volume's disk, or of the volume itself.
