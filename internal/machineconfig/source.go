@@ -152,10 +152,7 @@ func (s *Source) run(ctx context.Context) (files map[string][]byte, err error) {
 		return nil, fault.MachineConfig.Of(fmt.Errorf("%s: %w", s.o.Place, err))
 	}
 	defer func() { err = errors.Join(err, dir.remove()) }()
-	var args []string
-	for _, arg := range s.o.Command {
-		args = append(args, strings.ReplaceAll(arg, "{out}", dir.path))
-	}
+	args := cluster.Each(s.o.Command, func(arg string) string { return strings.ReplaceAll(arg, "{out}", dir.path) })
 	ended := s.o.program(ctx, command.Program{Args: args}, func() (secrets []string) {
 		files, err = readAll(dir.path)
 		for _, text := range files {
@@ -343,21 +340,11 @@ func (s *Source) decrypted(ctx context.Context, f file) ([]byte, error) {
 // (github.com/getsops/sops, age/keysource.go).
 func (s *Source) ageKeys() (string, error) {
 	variable := func(name string) string {
-		for _, entry := range s.o.Env {
-			if value, ok := strings.CutPrefix(entry, name+"="); ok {
-				return value
-			}
-		}
-		return ""
+		entry, _ := cluster.Find(s.o.Env, func(entry string) bool { return strings.HasPrefix(entry, name+"=") })
+		return strings.TrimPrefix(entry, name+"=")
 	}
-	file := variable("SOPS_AGE_KEY_FILE")
-	if file == "" {
-		config := variable("XDG_CONFIG_HOME")
-		if config == "" {
-			config = filepath.Join(variable("HOME"), ".config")
-		}
-		file = filepath.Join(config, "sops", "age", "keys.txt")
-	}
+	config := cmp.Or(variable("XDG_CONFIG_HOME"), filepath.Join(variable("HOME"), ".config"))
+	file := cmp.Or(variable("SOPS_AGE_KEY_FILE"), filepath.Join(config, "sops", "age", "keys.txt"))
 	_, err := os.Stat(file)
 	return file, err
 }

@@ -79,11 +79,7 @@ func New(o Options) (*Client, error) {
 }
 
 func (c *Client) States() []State {
-	var out []State
-	for _, h := range c.hooks {
-		out = append(out, State{Name: h.name, On: h.on, Err: h.unset})
-	}
-	return out
+	return cluster.Each(c.hooks, func(h *webhook) State { return State{Name: h.name, On: h.on, Err: h.unset} })
 }
 
 func (c *Client) Close() error {

@@ -64,6 +64,12 @@ func (c *Client) GoString() string { return c.conn.String() }
 func (c *Client) Remember()       { c.conn.Remember() }
 func (c *Client) TokenID() string { return c.conn.TokenID }
 
+// get reads the resource at a path.
+func get[T any](ctx context.Context, c *api.Conn, path string) (out T, err error) {
+	err = c.Get(ctx, path, &out)
+	return out, err
+}
+
 // Permissions implements cluster.Access. It asks for this path only: Proxmox's list of all paths omits those where an
 // entry removes every privilege (pve-access-control, RPCEnvironment.pm, get_effective_permissions).
 func (c *Client) Permissions(ctx context.Context, path string) (cluster.Privileges, error) {
@@ -215,13 +221,12 @@ func (c *Client) HostList(ctx context.Context) ([]cluster.Host, error) {
 	if !api.IsForbidden(err) {
 		return hosts, err
 	}
-	var nodes []struct{ Node, Status string } // every user may see these
+	var nodes []hostRow // every user may see these
 	err = c.conn.Get(ctx, "/nodes", &nodes)
-	for _, n := range nodes {
-		hosts = append(hosts, cluster.Host{Name: n.Node, Online: n.Status != "offline"})
-	}
-	return hosts, err
+	return append(hosts, cluster.Each(nodes, func(n hostRow) cluster.Host { return cluster.Host{Name: n.Node, Online: n.Status != "offline"} })...), err
 }
+
+type hostRow struct{ Node, Status string }
 
 func (c *Client) readHost(ctx context.Context, h *cluster.Host) {
 	at := "/nodes/" + url.PathEscape(h.Name)

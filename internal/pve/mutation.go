@@ -428,13 +428,7 @@ func conflicting(vm cluster.VM, keys ...string) sight {
 
 // differing lists the keys, sorted, whose value is not the requested one.
 func differing(want, now map[string]string) []string {
-	var differ []string
-	for _, key := range slices.Sorted(maps.Keys(want)) {
-		if !sameValue(key, want[key], now[key]) {
-			differ = append(differ, key)
-		}
-	}
-	return differ
+	return cluster.Where(slices.Sorted(maps.Keys(want)), func(key string) bool { return !sameValue(key, want[key], now[key]) })
 }
 
 // moveWorker is the worker of a move, which is named after both drives (Qemu.pm, move_vm_disk).
@@ -762,12 +756,8 @@ func (c *Client) OwnTasksOf(ctx context.Context, host string, id cluster.VMID) (
 
 func (c *Client) ownTasks(ctx context.Context, host string, of func(api.UPID) bool) (running []string, err error) {
 	tasks, err := c.activeTasks(ctx, host)
-	for _, u := range tasks {
-		if u.User == c.conn.TokenID && of(u) {
-			running = append(running, u.String())
-		}
-	}
-	return running, err
+	own := cluster.Where(tasks, func(u api.UPID) bool { return u.User == c.conn.TokenID && of(u) })
+	return cluster.Each(own, api.UPID.String), err
 }
 
 // activeTasks lists the tasks that run on a host: our own, and with Sys.Audit on it those of others. If some rows

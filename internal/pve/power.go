@@ -64,10 +64,7 @@ func (c *Client) switchTo(ctx context.Context, vm cluster.VM, what, state string
 	}
 	kind := "qm" + what
 	if vm.HA {
-		kind = "hastop"
-		if state == "running" {
-			kind = "hastart"
-		}
+		kind = map[string]string{"running": "hastart", "stopped": "hastop"}[state]
 	}
 	return c.carryOut(ctx, mutation{
 		method: http.MethodPost, path: vmPath(vm, "status/"+what), params: params,
@@ -116,20 +113,18 @@ func (c *Client) seeState(vm cluster.VM, state string) func(context.Context) (si
 // Migration implements cluster.TieReader (qemu-server, API2/Qemu.pm, migrate_vm_precondition).
 func (c *Client) Migration(ctx context.Context, vm cluster.VM, to string) (cluster.Migration, error) {
 	var answer struct {
-		Allowed   []string                 `json:"allowed_nodes"`
-		NotOn     json.RawMessage          `json:"not_allowed_nodes"` // an empty list where there are none, in older versions
-		Disks     []struct{ Volid string } `json:"local_disks"`
-		Resources []string                 `json:"local_resources"`
-		Mapped    []string                 `json:"mapped-resources"`
-		Dependent []string                 `json:"dependent-ha-resources"`
+		Allowed   []string        `json:"allowed_nodes"`
+		NotOn     json.RawMessage `json:"not_allowed_nodes"` // an empty list where there are none, in older versions
+		Disks     []volume        `json:"local_disks"`
+		Resources []string        `json:"local_resources"`
+		Mapped    []string        `json:"mapped-resources"`
+		Dependent []string        `json:"dependent-ha-resources"`
 	}
 	if err := c.conn.Get(ctx, vmPath(vm, "migrate")+"?target="+url.QueryEscape(to), &answer); err != nil {
 		return cluster.Migration{}, err
 	}
 	m := cluster.Migration{Allowed: slices.Contains(answer.Allowed, to), Resources: answer.Resources, Along: answer.Dependent}
-	for _, d := range answer.Disks {
-		m.LocalDisks = append(m.LocalDisks, d.Volid)
-	}
+	m.LocalDisks = cluster.Each(answer.Disks, func(v volume) string { return v.Volid })
 	m.WhileOff = slices.DeleteFunc(slices.Clone(answer.Resources), func(r string) bool { return slices.Contains(answer.Mapped, r) })
 	if !m.Allowed {
 		m.Lacks = lacks(answer.NotOn, to)
@@ -306,20 +301,15 @@ func (c *Client) removeResource(ctx context.Context, id cluster.VMID) error {
 }
 
 func (c *Client) refuseRules(ctx context.Context, id cluster.VMID) error {
-	var rules []struct{ Rule, Resources string }
-	err := c.conn.Get(ctx, "/cluster/ha/rules", &rules)
+	type rule struct{ Rule, Resources string }
+	rules, err := get[[]rule](ctx, c.conn, "/cluster/ha/rules")
 	if e, ok := errors.AsType[*api.Error](err); ok && e.Status == http.StatusNotImplemented {
 		return nil // Proxmox VE 8 has groups, which are a setting of the resource
 	}
 	if err != nil {
 		return err
 	}
-	var named []string
-	for _, r := range rules {
-		if slices.Contains(splitList(r.Resources), sid(id)) {
-			named = append(named, r.Rule)
-		}
-	}
+	named := cluster.Each(cluster.Where(rules, func(r rule) bool { return slices.Contains(splitList(r.Resources), sid(id)) }), func(r rule) string { return r.Rule })
 	if len(named) == 0 {
 		return nil
 	}
@@ -358,10 +348,8 @@ func (c *Client) AddHA(ctx context.Context, r cluster.HAResource) error {
 
 // SetHA implements cluster.HA. Sending the same settings twice changes nothing more.
 func (c *Client) SetHA(ctx context.Context, r cluster.HAResource) error {
-	params := maps.Clone(r.Settings)
-	if params == nil {
-		params = map[string]string{}
-	}
+	params := map[string]string{}
+	maps.Copy(params, r.Settings)
 	delete(params, "digest")
 	params["state"] = cmp.Or(r.State, "started")
 	look := c.seeHA(r.VMID, func(now *cluster.HAResource) sight {

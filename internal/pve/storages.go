@@ -64,26 +64,19 @@ const (
 
 func (c *Client) storedFile(ctx context.Context, host, storage, content, name string) (sizeBytes int64, found bool, err error) {
 	files, err := c.storedFiles(ctx, host, storage, content)
-	i := slices.IndexFunc(files, func(f images.StoredISO) bool { return f.Name == name })
-	if i < 0 {
-		return 0, false, err
-	}
-	return files[i].SizeBytes, true, nil
+	file, found := cluster.Find(files, func(f images.StoredISO) bool { return f.Name == name })
+	return file.SizeBytes, found, err
 }
 
 // OwnedVolumes implements cluster.StorageReader. Proxmox lists only volumes of VMs that the token may see.
 func (c *Client) OwnedVolumes(ctx context.Context, host, storage string, owner cluster.VMID) ([]string, error) {
-	var rows []struct{ Volid string }
-	if err := c.conn.Get(ctx, contentPath(host, storage)+fmt.Sprintf("?content=images&vmid=%d", owner), &rows); err != nil {
-		return nil, err
-	}
-	var volids []string
-	for _, r := range rows {
-		volids = append(volids, r.Volid)
-	}
+	rows, err := get[[]volume](ctx, c.conn, contentPath(host, storage)+fmt.Sprintf("?content=images&vmid=%d", owner))
+	volids := cluster.Each(rows, func(v volume) string { return v.Volid })
 	slices.Sort(volids)
-	return volids, nil
+	return volids, err
 }
+
+type volume struct{ Volid string }
 
 func contentPath(host, storage string) string {
 	return "/nodes/" + url.PathEscape(host) + "/storage/" + url.PathEscape(storage) + "/content"
@@ -99,9 +92,8 @@ func (c *Client) HasVolume(ctx context.Context, host, volid string) (bool, error
 	if content, _, _ := strings.Cut(name, "/"); content == isoContent || content == importContent {
 		path += "?content=" + content
 	}
-	var rows []struct{ Volid string }
-	err := c.conn.Get(ctx, path, &rows)
-	return slices.ContainsFunc(rows, func(v struct{ Volid string }) bool { return v.Volid == volid }), err
+	rows, err := get[[]volume](ctx, c.conn, path)
+	return slices.Contains(rows, volume{volid}), err
 }
 
 // storageConfig is a section of storage.cfg. A token that may use the storage sees the whole section except passwords
@@ -123,16 +115,12 @@ type storageConfig struct {
 // Storages implements cluster.StorageReader. Proxmox omits those on which the token has
 // neither Datastore.Audit nor Datastore.AllocateSpace.
 func (c *Client) Storages(ctx context.Context) ([]cluster.Storage, error) {
-	var rows []storageConfig
-	if err := c.conn.Get(ctx, "/storage", &rows); err != nil {
-		return nil, err
-	}
-	found := make([]cluster.Storage, 0, len(rows))
-	for _, r := range rows {
-		found = append(found, cluster.Storage{Name: r.Storage, Type: r.Type, Shared: toBool(r.Shared), Thick: r.thick(), Pool: r.pool(), Dir: strings.TrimRight(r.Path, "/")})
-	}
+	rows, err := get[[]storageConfig](ctx, c.conn, "/storage")
+	found := cluster.Each(rows, func(r storageConfig) cluster.Storage {
+		return cluster.Storage{Name: r.Storage, Type: r.Type, Shared: toBool(r.Shared), Thick: r.thick(), Pool: r.pool(), Dir: strings.TrimRight(r.Path, "/")}
+	})
 	slices.SortFunc(found, func(a, b cluster.Storage) int { return cmp.Compare(a.Name, b.Name) })
-	return found, nil
+	return found, err
 }
 
 // thick reports whether an image takes its full size when it is created. File storages allocate the full size only if
@@ -649,11 +637,7 @@ func (b *uploads) whole() bool {
 func (b *uploads) close() error {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	var errs []error
-	for _, body := range b.bodies {
-		errs = append(errs, body.Close())
-	}
-	return errors.Join(errs...)
+	return errors.Join(cluster.Each(b.bodies, (*uploadBody).Close)...)
 }
 
 type uploadBody struct {

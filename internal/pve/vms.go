@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/url"
 	"regexp"
@@ -108,11 +109,7 @@ func (c *Client) configsOf(ctx context.Context, rows []resource, away *unreachab
 	if err := g.Wait(); err != nil {
 		return nil, nil, err
 	}
-	for _, vm := range vms {
-		if vm != nil {
-			found = append(found, *vm)
-		}
-	}
+	found = cluster.Each(cluster.Where(vms, func(vm *cluster.VM) bool { return vm != nil }), func(vm *cluster.VM) cluster.VM { return *vm })
 	slices.SortFunc(found, func(a, b cluster.VM) int { return cmp.Compare(a.ID, b.ID) })
 	return found, away.err(), nil
 }
@@ -120,14 +117,7 @@ func (c *Client) configsOf(ctx context.Context, rows []resource, away *unreachab
 // Listed lists every VM in the cluster's list, without configurations. The list is about 10 s late.
 func (c *Client) Listed(ctx context.Context) ([]cluster.VM, error) {
 	rows, err := c.resources(ctx)
-	if err != nil {
-		return nil, err
-	}
-	vms := make([]cluster.VM, len(rows))
-	for i, row := range rows {
-		vms[i] = fromResource(row)
-	}
-	return vms, nil
+	return cluster.Each(rows, fromResource), err
 }
 
 func (c *Client) Pool(ctx context.Context, id cluster.VMID) (string, error) {
@@ -147,12 +137,10 @@ func poolOf(rows []resource, id cluster.VMID) (string, error) {
 }
 
 func listedIn(rows []resource, id cluster.VMID) (row resource, found bool) {
-	i := slices.IndexFunc(rows, func(r resource) bool { return cluster.VMID(r.VMID) == id })
-	if i < 0 {
-		return row, false
-	}
-	return rows[i], true
+	return cluster.Find(rows, func(r resource) bool { return cluster.VMID(r.VMID) == id })
 }
+
+const guestList = "/cluster/resources?type=vm" // containers, too
 
 // resource is a row of the cluster's list of VMs, without metrics.
 type resource struct {
@@ -165,7 +153,7 @@ type resource struct {
 func (c *Client) resources(ctx context.Context) ([]resource, error) {
 	var rows []resource
 	asked := time.Now()
-	if err := c.conn.Get(ctx, "/cluster/resources?type=vm", &rows); err != nil {
+	if err := c.conn.Get(ctx, guestList, &rows); err != nil {
 		return nil, err
 	}
 	rows = slices.DeleteFunc(rows, func(r resource) bool { return r.Type != "qemu" })
@@ -234,18 +222,12 @@ type vmStatus struct {
 }
 
 func (c *Client) vmStatus(ctx context.Context, vm cluster.VM) (vmStatus, error) {
-	var s vmStatus
-	err := c.conn.Get(ctx, vmPath(vm, "status/current"), &s)
-	return s, err
+	return get[vmStatus](ctx, c.conn, vmPath(vm, "status/current"))
 }
 
 // vmPath is the path of a VM's resource below its host; what may be "".
 func vmPath(vm cluster.VM, what string) string {
-	path := fmt.Sprintf("/nodes/%s/qemu/%d", url.PathEscape(vm.Host), vm.ID)
-	if what == "" {
-		return path
-	}
-	return path + "/" + what
+	return strings.TrimSuffix(fmt.Sprintf("/nodes/%s/qemu/%d/%s", url.PathEscape(vm.Host), vm.ID, what), "/")
 }
 
 var noConfig = regexp.MustCompile(`Configuration file '[^']*' does not exist`)
@@ -256,33 +238,20 @@ func isNoConfig(err error) bool { return api.IsInternal(err, noConfig) }
 // Containers lists every container that the token may see, sorted by number. VMs and
 // containers share one range of numbers.
 func (c *Client) Containers(ctx context.Context) ([]cluster.Container, error) {
-	var rows []resource
-	if err := c.conn.Get(ctx, "/cluster/resources?type=vm", &rows); err != nil {
-		return nil, err
-	}
-	var out []cluster.Container
-	for _, r := range rows {
-		if r.Type == "lxc" {
-			out = append(out, cluster.Container{ID: cluster.VMID(r.VMID), Name: r.Name, Host: r.Node})
-		}
-	}
+	rows, err := get[[]resource](ctx, c.conn, guestList)
+	out := cluster.Each(cluster.Where(rows, func(r resource) bool { return r.Type == "lxc" }), func(r resource) cluster.Container {
+		return cluster.Container{ID: cluster.VMID(r.VMID), Name: r.Name, Host: r.Node}
+	})
 	slices.SortFunc(out, func(a, b cluster.Container) int { return cmp.Compare(a.ID, b.ID) })
-	return out, nil
+	return out, err
 }
 
 // snapshots lists the VM's snapshots by name. Proxmox's list ends with the current state, named "current".
 func (c *Client) snapshots(ctx context.Context, vm cluster.VM) ([]string, error) {
-	var rows []struct{ Name string }
-	if err := c.conn.Get(ctx, vmPath(vm, "snapshot"), &rows); err != nil {
-		return nil, err
-	}
-	var names []string
-	for _, r := range rows {
-		if r.Name != "current" {
-			names = append(names, r.Name)
-		}
-	}
-	return names, nil
+	type row struct{ Name string }
+	rows, err := get[[]row](ctx, c.conn, vmPath(vm, "snapshot"))
+	taken := cluster.Where(rows, func(r row) bool { return r.Name != "current" })
+	return cluster.Each(taken, func(r row) string { return r.Name }), err
 }
 
 // listLag bounds how far the cluster's list of VMs may lag: Proxmox renews it about every 10 s.
@@ -629,12 +598,8 @@ type pendingRow struct {
 
 // pendingKeys returns the keys whose change waits for the VM's next start, sorted.
 func pendingKeys(rows []pendingRow) []string {
-	var keys []string
-	for _, r := range rows {
-		if len(r.Pending) > 0 || toBool(r.Delete) {
-			keys = append(keys, r.Key)
-		}
-	}
+	waits := cluster.Where(rows, func(r pendingRow) bool { return len(r.Pending) > 0 || toBool(r.Delete) })
+	keys := cluster.Each(waits, func(r pendingRow) string { return r.Key })
 	slices.Sort(keys)
 	return keys
 }
@@ -661,12 +626,7 @@ var diskKey = regexp.MustCompile(`^(?:scsi|virtio|sata|ide|efidisk|tpmstate|unus
 // touchesDisk reports whether a change affects a drive. Allocating, detaching and
 // freeing may exceed the 30 s timeout of a synchronous request.
 func touchesDisk(set map[string]string, del []string) bool {
-	for key := range set {
-		if diskKey.MatchString(key) {
-			return true
-		}
-	}
-	return slices.ContainsFunc(del, diskKey.MatchString)
+	return slices.ContainsFunc(slices.AppendSeq(slices.Clone(del), maps.Keys(set)), diskKey.MatchString)
 }
 
 // allocation matches a drive's value that makes Proxmox allocate a volume: "fast:10", in GiB.

@@ -392,11 +392,7 @@ func isIdentity(err error) bool {
 }
 
 func (e *unreachableError) Error() string {
-	var said []string
-	for _, err := range e.errs {
-		said = append(said, err.Error())
-	}
-	return "reach Proxmox: " + strings.Join(said, "; ")
+	return "reach Proxmox: " + strings.Join(cluster.Each(e.errs, error.Error), "; ")
 }
 
 // RoundTrip implements http.RoundTripper. The answer's body is held in memory.

@@ -2,6 +2,7 @@ package api
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/x509"
 	"encoding/json"
 	"errors"
@@ -50,19 +51,13 @@ func (e *Error) Error() string {
 
 // Said returns the server's message: that of the body, which proxies do not lose, or else that of the status line.
 func (e *Error) Said() string {
-	if e.Message != "" {
-		return e.Message
-	}
-	return e.Reason
+	return cmp.Or(e.Message, e.Reason)
 }
 
 // text returns the server's whole answer, in which callers look for known wordings.
 func (e *Error) text() string {
-	parts := []string{e.Reason, e.Message}
-	for _, name := range slices.Sorted(maps.Keys(e.Params)) {
-		parts = append(parts, e.Params[name])
-	}
-	return strings.Join(parts, "\n")
+	params := cluster.Each(slices.Sorted(maps.Keys(e.Params)), func(name string) string { return e.Params[name] })
+	return strings.Join(append([]string{e.Reason, e.Message}, params...), "\n")
 }
 
 // Unwrap returns the sentinels that match the answer.
