@@ -286,12 +286,10 @@ func TestEtcdThatHangs(t *testing.T) {
 		n := &fakeNode{hangs: "EtcdMemberList", services: []*machineapi.ServiceInfo{{Id: "etcd", State: "Running"}}}
 		c, start := n.start(t), time.Now()
 		_, err := c.EtcdMembers(t.Context(), cpAddr)
-		if took := time.Since(start); err == nil || took != etcdReadTimeout || !strings.Contains(err.Error(), "gave up after 15s: list etcd's members") {
-			t.Errorf("err = %v after %s", err, took)
-		}
-		if hints := strings.Join(fault.Hints(err), "\n"); !strings.Contains(hints, "its etcd does not") || strings.Contains(hints, "restarted") {
-			t.Errorf("err = %v; hints: %s", err, hints)
-		}
+		must.Fail(t, err, "gave up after 15s: list etcd's members")
+		must.Equal(t, "took", etcdReadTimeout, time.Since(start))
+		hints := strings.Join(fault.Hints(err), "\n")
+		must.Not(t, !strings.Contains(hints, "its etcd does not") || strings.Contains(hints, "restarted"), "hints: %s", hints)
 	})
 }
 
@@ -347,13 +345,11 @@ func TestEtcdService(t *testing.T) {
 			{Id: "etcd", State: "Failed", Events: &machineapi.ServiceEvents{Events: []*machineapi.ServiceEvent{event("Running pre state"), event("it is too late")}}},
 		}}
 		c := n.start(t)
-		if state, last, err := c.EtcdService(t.Context(), cpAddr); err != nil || state != "Failed" || last != "it is too late" {
-			t.Errorf("%q %q %v", state, last, err)
-		}
+		state, last, err := c.EtcdService(t.Context(), cpAddr)
+		must.Equal(t, "state, last event, error", []any{"Failed", "it is too late", nil}, []any{state, last, err})
 		n.services = n.services[:1]
-		if _, _, err := c.EtcdService(t.Context(), cpAddr); err == nil {
-			t.Error("no error without etcd")
-		}
+		_, _, err = c.EtcdService(t.Context(), cpAddr)
+		must.Not(t, err == nil, "no error without etcd")
 	})
 }
 
@@ -364,9 +360,7 @@ func TestEndpoints(t *testing.T) {
 	must.Not(t, err != nil || len(got) != 5 || got[0] != netip.MustParseAddr("127.42.7.12") || !got[1].IsLoopback() || got[2] != netip.MustParseAddr("fd00::1") || got[3] != netip.MustParseAddr("127.42.7.11") || got[4] != netip.MustParseAddr("fd00::2"),
 		"%v, %v", got, err)
 	c.endpoints = c.endpoints[5:]
-	if got, err := c.Endpoints(t.Context()); err == nil || !strings.Contains(err.Error(), "endpoint 127.42.7.11:6443 of the talosconfig: port 6443") {
-		t.Errorf("%v, %v", got, err)
-	}
+	must.Fail(t, must.Err(c.Endpoints(t.Context())), "endpoint 127.42.7.11:6443 of the talosconfig: port 6443")
 }
 
 // fakeNode is a control plane that answers as configured.
@@ -621,9 +615,7 @@ func TestOldNode(t *testing.T) {
 		}, got)
 		must.FailIs(t, must.Err(client.MachineConfig(t.Context(), netip.MustParseAddr("127.42.7.31"))), errNoConfig)
 		got, err := cluster.ReadMachine(t.Context(), client, netip.MustParseAddr("127.42.7.32"))
-		if want := "127.42.7.32: list Disks.block.talos.dev: disk on fire"; err == nil || err.Error() != want || got.TalosVersion != "" {
-			t.Errorf("err = %v, want %s; machine = %+v", err, want, got)
-		}
+		must.Equal(t, "error, version", []string{"127.42.7.32: list Disks.block.talos.dev: disk on fire", ""}, []string{fmt.Sprint(err), got.TalosVersion})
 	})
 }
 

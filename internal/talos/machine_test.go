@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -255,9 +254,7 @@ func TestBlankMachineBecomesNode(t *testing.T) {
 			cmpopts.IgnoreFields(cluster.Machine{}, "BootID", "Hostname"), cmpopts.IgnoreFields(cluster.MachineDisk{}, "BusPath"),
 			cmpopts.IgnoreFields(cluster.RunningSystem{}, "Cmdline"), cmpopts.IgnoreFields(cluster.Volume{}, "PartitionUUID", "FilesystemUUID"),
 		}
-		if system, err := cluster.ReadCompared(ctx, c, cpAddr); err != nil || system.FromISO {
-			t.Errorf("what runs from a disk: %+v, %v", system, err)
-		}
+		must.Not(t, must.Get(cluster.ReadCompared(ctx, c, cpAddr))(t).FromISO, "a disk counts as an ISO")
 		must.Equal(t, "blank machine", want, blank.Machine, ignore)
 		must.Not(t, blank.Volumes[0].PartitionUUID == "" || blank.Volumes[0].FilesystemUUID == "" || blank.Disks[0].BusPath != "/pci0000:00/0000:00:0a.0/virtio2",
 			"not identified: %+v, %+v", blank.Volumes, blank.Disks)
@@ -293,28 +290,18 @@ func TestBlankMachineBecomesNode(t *testing.T) {
 func checkParts(t *testing.T, c *Client, node cluster.Machine) {
 	t.Helper()
 	ctx := t.Context()
-	if system, err := cluster.ReadCompared(ctx, c, workerAddr); err != nil || !cmp.Equal(node.Compared(), system, cmpopts.IgnoreFields(cluster.MachineDisk{}, "Blank"), cmpopts.IgnoreFields(cluster.VolumeStatus{}, "Disk", "Mount")) {
-		t.Errorf("system (-machine +system): %v\n%s", err, cmp.Diff(node.Compared(), system))
-	}
-	if booted, err := cluster.ReadBooted(ctx, c, workerAddr); err != nil || !cmp.Equal(node.Booted(), booted) {
-		t.Errorf("booted (-machine +booted): %v\n%s", err, cmp.Diff(node.Booted(), booted))
-	}
-	if booted, err := cluster.ReadArrived(ctx, c, workerAddr); err != nil || !cmp.Equal(node.Booted(), booted) {
-		t.Errorf("arrived (-machine +arrived): %v\n%s", err, cmp.Diff(node.Booted(), booted))
-	}
-	if whole, err := cluster.ReadArrivedWhole(ctx, c, workerAddr); err != nil || !cmp.Equal(node, whole, cmpopts.IgnoreFields(cluster.Machine{}, "Addresses")) {
-		t.Errorf("arrived (-machine +arrived): %v\n%s", err, cmp.Diff(node, whole))
-	}
+	must.Equal(t, "system", node.Compared(), must.Get(cluster.ReadCompared(ctx, c, workerAddr))(t),
+		cmpopts.IgnoreFields(cluster.MachineDisk{}, "Blank"), cmpopts.IgnoreFields(cluster.VolumeStatus{}, "Disk", "Mount"))
+	must.Equal(t, "booted", node.Booted(), must.Get(cluster.ReadBooted(ctx, c, workerAddr))(t))
+	must.Equal(t, "arrived", node.Booted(), must.Get(cluster.ReadArrived(ctx, c, workerAddr))(t))
+	must.Equal(t, "arrived whole", node, must.Get(cluster.ReadArrivedWhole(ctx, c, workerAddr))(t), cmpopts.IgnoreFields(cluster.Machine{}, "Addresses"))
 	first, errFirst := cluster.ReadForPlan(ctx, c, workerAddr)
 	completed, err := first.Complete(ctx, c, workerAddr)
 	must.Not(t, errFirst != nil || err != nil || first.Volumes != nil || !cmp.Equal(node, completed, cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{})),
 		"completed (-machine +completed): %v, %v\n%s", errFirst, err, cmp.Diff(node, completed, cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{})))
-	if image, err := c.InstallImage(ctx, workerAddr); err != nil || image != node.InstallImage || image == "" {
-		t.Errorf("install image %q of %+v: %v", image, node, err)
-	}
-	if who, err := cluster.ReadIdentity(ctx, c, workerAddr); err != nil || !cmp.Equal(who, cluster.MachineIdentity{UUID: node.UUID, Nodename: node.Nodename}) {
-		t.Errorf("identity %+v: %v", who, err)
-	}
+	must.Equal(t, "install image", node.InstallImage, must.Get(c.InstallImage(ctx, workerAddr))(t))
+	must.Not(t, node.InstallImage == "", "no install image")
+	must.Equal(t, "identity", cluster.MachineIdentity{UUID: node.UUID, Nodename: node.Nodename}, must.Get(cluster.ReadIdentity(ctx, c, workerAddr))(t))
 	for _, addr := range []netip.Addr{cpAddr, workerAddr} {
 		all, errAll := c.Kubernetes(ctx, addr)
 		images, err := c.KubernetesImages(ctx, addr)
@@ -441,17 +428,13 @@ func TestDeadlines(t *testing.T) {
 		defer silent.Close()
 		c := l.client(role.Admin)
 		start := time.Now()
-		_, err := cluster.ReadMachine(t.Context(), c, netip.MustParseAddr("127.42.7.66"))
-		if took := time.Since(start); err == nil || took != 15*time.Second || !strings.Contains(err.Error(), "gave up after 15s") {
-			t.Errorf("err = %v after %s", err, took)
-		}
+		must.Fail(t, must.Err(cluster.ReadMachine(t.Context(), c, netip.MustParseAddr("127.42.7.66"))), "gave up after 15s")
+		must.Equal(t, "took", 15*time.Second, time.Since(start))
 		ctx, cancel := context.WithCancel(t.Context())
 		time.AfterFunc(time.Second, cancel)
 		start = time.Now()
-		_, err = cluster.ReadMachine(ctx, c, netip.MustParseAddr("127.42.7.66"))
-		if took := time.Since(start); !errors.Is(err, context.Canceled) || took != time.Second {
-			t.Errorf("err = %v after %s", err, took)
-		}
+		must.FailIs(t, must.Err(cluster.ReadMachine(ctx, c, netip.MustParseAddr("127.42.7.66"))), context.Canceled)
+		must.Equal(t, "took", time.Second, time.Since(start))
 	})
 }
 

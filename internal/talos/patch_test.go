@@ -16,7 +16,7 @@ import (
 	"testing"
 	"time"
 
-	gocmp "github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	clientconfig "github.com/siderolabs/talos/pkg/machinery/client/config"
 	"github.com/siderolabs/talos/pkg/machinery/config"
 	"github.com/siderolabs/talos/pkg/machinery/config/configloader"
@@ -79,9 +79,7 @@ func TestPatchGenerated(t *testing.T) {
 					must.Equal(t, "hostname", "wk1", cfg.NetworkHostnameConfig().Hostname())
 					changed := changedLines(config, patched)
 					must.Not(t, changed > 9, "%d lines differ", changed)
-					if again := patch(t, patched); !bytes.Equal(again, patched) {
-						t.Errorf("second patch (-first +second):\n%s", gocmp.Diff(string(patched), string(again)))
-					}
+					must.Equal(t, "second patch", string(patched), string(patch(t, patched)))
 				})
 			}
 		}
@@ -182,9 +180,8 @@ func TestPatchLeavesTheRest(t *testing.T) {
 		for version, want := range c.lines {
 			config := generated(t, version, machine.TypeWorker, false)
 			patched, err := new(Client).PatchConfig(config, c.patch)
-			if got := changedLines(config, patched); err != nil || got != want {
-				t.Errorf("%s, %s: %d lines differ, want %d; err = %v\n%s", name, version, got, want, err, gocmp.Diff(string(config), string(patched)))
-			}
+			must.Pass(t, err)
+			must.Equal(t, name+", "+version+": lines that differ", want, changedLines(config, patched))
 		}
 	}
 }
@@ -353,9 +350,8 @@ func TestErrorsHideValues(t *testing.T) {
 		must.Not(t, failed < 40/every, "%s: only %d of the broken configurations were refused", version, failed)
 	}
 	secret := cluster.Secret(canary)
-	if text := fmt.Sprintf("%v %+v %#v %s %q", secret, secret, secret, secret, secret); strings.Contains(text, canary) {
-		t.Errorf("a Secret prints as %s", text)
-	}
+	text := fmt.Sprintf("%v %+v %#v %s %q", secret, secret, secret, secret, secret)
+	must.Not(t, strings.Contains(text, canary), "a Secret prints as %s", text)
 }
 
 var kubernetesImages = cluster.KubernetesImages{
@@ -467,9 +463,8 @@ func TestInPlace(t *testing.T) {
 		must.Not(t, upgraded.BootEntry != pending.NextBoot || upgraded.NextBoot != pending.NextBoot || upgraded.Schematic.ID != "beef",
 			"upgraded: booted %q, next %q, schematic %s", upgraded.BootEntry, upgraded.NextBoot, upgraded.Schematic.ID)
 		must.Do(t, c.Rollback(ctx, cpAddr, cpUUID))
-		if back := l.rebooted(c, upgraded.BootID); back.BootEntry != before.BootEntry || back.Schematic.ID != "cafe" {
-			t.Errorf("rolled back: booted %q, schematic %s", back.BootEntry, back.Schematic.ID)
-		}
+		back := l.rebooted(c, upgraded.BootID)
+		must.Equal(t, "rolled back: booted, schematic", []string{before.BootEntry, "cafe"}, []string{back.BootEntry, back.Schematic.ID})
 	})
 }
 
@@ -503,31 +498,25 @@ func TestReplaceConfig(t *testing.T) {
 func TestEtcdOfTheLab(t *testing.T) {
 	inLab(t, func(t *testing.T, l *lab, c *Client) {
 		ctx := t.Context()
-		members, err := c.EtcdMembers(ctx, cpAddr)
-		if err != nil || len(members) != 1 {
-			t.Fatalf("members = %+v, err = %v", members, err)
-		}
-		want := []cluster.EtcdMember{{ID: members[0].ID, Name: "cp1", Peers: []string{"https://127.42.7.11:2380"}}}
-		must.Equal(t, "members", want, members)
+		members := must.Get(c.EtcdMembers(ctx, cpAddr))(t)
+		want := []cluster.EtcdMember{{Name: "cp1", Peers: []string{"https://127.42.7.11:2380"}}}
+		must.Equal(t, "members", want, members, cmpopts.IgnoreFields(cluster.EtcdMember{}, "ID"))
 		status, err := c.EtcdStatus(ctx, cpAddr)
 		must.Not(t, err != nil || status.MemberID != members[0].ID || status.Leader != members[0].ID || status.Version == "" || status.DBBytes == 0 || status.Errors != nil,
 			"status = %+v, err = %v", status, err)
 		var whole bytes.Buffer
-		if err := c.EtcdSnapshot(ctx, cpAddr, 42, &whole); err == nil || whole.Len() > 0 || !strings.Contains(err.Error(), "answers there now, not 2a") {
-			t.Error(err)
-		}
-		if err := c.EtcdSnapshot(ctx, cpAddr, 0, &whole); err != nil || whole.Len() == 0 {
-			t.Errorf("snapshot of %d bytes, err = %v", whole.Len(), err)
-		}
+		must.Fail(t, c.EtcdSnapshot(ctx, cpAddr, 42, &whole), "answers there now, not 2a")
+		must.Equal(t, "bytes of another member", 0, whole.Len())
+		must.Pass(t, c.EtcdSnapshot(ctx, cpAddr, 0, &whole))
+		must.Not(t, whole.Len() == 0, "an empty snapshot")
 		must.Fail(t, c.EtcdForfeit(ctx, cpAddr, cpUUID), "only one member")
 		l.fw.BreakEtcd(9000, talosapi.EtcdFault{NoSpace: true, Snapshot: talosapi.SnapshotBroken})
 		status, err = c.EtcdStatus(ctx, cpAddr)
 		must.Not(t, err != nil || !strings.Contains(strings.Join(status.Errors, "; "), "alarm NOSPACE on member cp1"),
 			"status = %+v, err = %v", status, err)
 		var part bytes.Buffer
-		if err := c.EtcdSnapshot(ctx, cpAddr, 0, &part); err == nil || part.Len() >= whole.Len() {
-			t.Errorf("broken snapshot of %d of %d bytes, err = %v", part.Len(), whole.Len(), err)
-		}
+		err = c.EtcdSnapshot(ctx, cpAddr, 0, &part)
+		must.Not(t, err == nil || part.Len() >= whole.Len(), "broken snapshot of %d of %d bytes, err = %v", part.Len(), whole.Len(), err)
 	})
 }
 
@@ -592,26 +581,14 @@ func TestFiles(t *testing.T) {
 
 		const name, text = "/proc/cmdline", "talos.platform=nocloud\n"
 		must.Equal(t, "read", text, must.Get(read(ctx, c, name, int64(len(text))))(t))
-		for what, test := range map[string]struct {
-			size int64
-			want string
-		}{
-			"too long":  {5, "127.42.7.11: read /proc/cmdline: it is longer than the 5 bytes listed"},
-			"too short": {50, "127.42.7.11: read /proc/cmdline: it ended after 23 of 50 bytes"},
-		} {
-			if _, err := read(ctx, c, name, test.size); err == nil || err.Error() != test.want {
-				t.Errorf("%s: %v", what, err)
-			}
+		for size, want := range map[int64]string{5: "it is longer than the 5 bytes listed", 50: "it ended after 23 of 50 bytes"} {
+			must.Equal(t, want, "127.42.7.11: read /proc/cmdline: "+want, fmt.Sprint(must.Err(read(ctx, c, name, size))))
 		}
 		want := []string{
 			"/usr/local/share/ca-certificates Lrwxrwxrwx /etc/ssl", "/usr/local/share/schematic drwxr-xr-x ", "/usr/local/share/schematic/cafe -rw-r--r-- ",
 		}
-		if got, err := paths(ctx, c, "/usr/local/share", true); !slices.Equal(got, want) || err != nil {
-			t.Errorf("list: %q, %v", got, err)
-		}
-		if got, err := paths(ctx, c, "/usr/local/share", false); !slices.Equal(got, want[:2]) || err != nil {
-			t.Errorf("list one level: %q, %v", got, err)
-		}
+		must.Equal(t, "list", want, must.Get(paths(ctx, c, "/usr/local/share", true))(t))
+		must.Equal(t, "list one level", want[:2], must.Get(paths(ctx, c, "/usr/local/share", false))(t))
 		must.FailIs(t, must.Err(paths(ctx, c, "/usr/none", true)), cluster.ErrNotFound)
 
 		reader := l.client(role.Reader)
@@ -653,9 +630,7 @@ func TestTaken(t *testing.T) {
 	inLab(t, func(t *testing.T, l *lab, admin *Client) {
 		raw := must.Get(l.cluster.Talosconfig(role.Admin, "127.42.7.99:50000"))(t)
 		c := l.clientWith(Options{Talosconfig: raw})
-		if _, err := l.net.Listen("127.42.7.12:9999"); err != nil {
-			t.Fatal(err)
-		}
+		must.Get(l.net.Listen("127.42.7.12:9999"))(t)
 		for addr, want := range map[string]string{
 			cpAddr.String(): "a host that answers at 127.42.7.11:50000", // and asks for a certificate
 			"127.42.7.12":   "a host that refuses connections to 127.42.7.12:50000",
@@ -762,23 +737,16 @@ func TestConfigEffect(t *testing.T) {
 		must.Equal(t, keys, []cluster.Encryption{want}, must.Get((&Client{}).ConfigEffect(old, file))(t).Encryption)
 	}
 	loaded, other := with("kernel: {modules: [{name: zfs}, {name: nbd, parameters: [a=1]}]}"), with("kernel: {modules: [{name: nbd, parameters: [a=2]}]}")
-	if got, err := (&Client{}).ConfigEffect(loaded, other); err != nil || !slices.Equal(got.Reboot, []string{"parameters of kernel module nbd"}) {
-		t.Errorf("of a loaded module: %q, %v", got.Reboot, err)
-	}
+	must.Equal(t, "of a loaded module", []string{"parameters of kernel module nbd"}, must.Get((&Client{}).ConfigEffect(loaded, other))(t).Reboot)
 	of := func(kind string) cluster.Secret {
 		return cluster.Secret(strings.Replace(string(old), "type: controlplane", "type: "+kind, 1))
 	}
-	if got, err := (&Client{}).ConfigEffect(of("init"), old); err != nil || len(got.Identity) > 0 || !slices.Equal(got.Reboot, []string{"machine.type"}) {
-		t.Errorf("of a node of type init that becomes an ordinary control plane: %q, %q, %v", got.Identity, got.Reboot, err)
-	}
-	if got, err := (&Client{}).ConfigEffect(old, of("init")); err != nil || !slices.Equal(got.Identity, []string{cluster.NodeRole}) {
-		t.Errorf("of a control plane that becomes one of type init: %q, %v", got.Identity, err)
-	}
+	ordinary := must.Get((&Client{}).ConfigEffect(of("init"), old))(t)
+	must.Equal(t, "of a node of type init that becomes an ordinary control plane", [][]string{nil, {"machine.type"}}, [][]string{ordinary.Identity, ordinary.Reboot})
+	must.Equal(t, "of a control plane that becomes one of type init", []string{cluster.NodeRole}, must.Get((&Client{}).ConfigEffect(old, of("init")))(t).Identity)
 	theirs := must.Get(secrets.NewBundle(secrets.NewClock(), nil))(t)
-	got, err := (&Client{}).ConfigEffect(old, ofRole(t, machine.TypeControlPlane, theirs, config.TalosVersion1_13, here))
-	if same := 3; len(identities)-same != len(got.Identity) || err != nil { // role, endpoint and name
-		t.Errorf("of another cluster: %q, %v", got.Identity, err)
-	}
+	got := must.Get((&Client{}).ConfigEffect(old, ofRole(t, machine.TypeControlPlane, theirs, config.TalosVersion1_13, here)))(t)
+	must.Equal(t, "what differs of another cluster besides role, endpoint and name", len(identities)-3, len(got.Identity))
 }
 
 // TestFilesOfTwoRoles: a worker's configuration is held against a control plane's in what both have, in
@@ -795,35 +763,28 @@ func TestFilesOfTwoRoles(t *testing.T) {
 	for _, contract := range []*config.VersionContract{config.TalosVersion1_12, config.TalosVersion1_13, config.TalosVersion1_14} {
 		runs := ofRole(t, machine.TypeControlPlane, ours, contract, here)
 		same, other := ofRole(t, machine.TypeWorker, ours, contract, here), ofRole(t, machine.TypeWorker, &mixed, contract, here)
-		if got, err := m.ConfigEffect(runs, same); err != nil || !slices.Equal(got.Identity, []string{cluster.NodeRole}) {
-			t.Errorf("%v: of the same cluster: %q, %v", contract, got.Identity, err)
-		}
-		if got, err := m.ConfigEffect(runs, other); err != nil || !slices.Equal(got.Identity, []string{cluster.NodeRole, cluster.TalosCA}) {
-			t.Errorf("%v: with the CA of another: %q, %v", contract, got.Identity, err)
-		}
 		apart := ofRole(t, machine.TypeWorker, &foreign, contract, here)
-		for what, files := range map[string][2]cluster.Secret{"beside a control plane": {runs, apart}, "of a control plane beside a worker": {apart, runs}, "beside a worker": {same, apart}} {
-			want := []string{cluster.NodeRole, kubernetesCA}
-			if what == "beside a worker" {
-				want = want[1:]
-			}
-			if got, err := m.ConfigEffect(files[0], files[1]); err != nil || !slices.Equal(got.Identity, want) {
-				t.Errorf("%v: with the CA of another Kubernetes, %s: %q, %v", contract, what, got.Identity, err)
-			}
-		}
-		if got, err := m.ConfigEffect(same, same); err != nil || len(got.Identity) > 0 {
-			t.Errorf("%v: of the same worker: %q, %v", contract, got.Identity, err)
+		for what, c := range map[string]struct {
+			was, is cluster.Secret
+			want    []string
+		}{
+			"of the same cluster":          {runs, same, []string{cluster.NodeRole}},
+			"with the CA of another":       {runs, other, []string{cluster.NodeRole, cluster.TalosCA}},
+			"the CA of another Kubernetes": {runs, apart, []string{cluster.NodeRole, kubernetesCA}},
+			"the CA of another Kubernetes, of a control plane beside a worker": {apart, runs, []string{cluster.NodeRole, kubernetesCA}},
+			"the CA of another Kubernetes, beside a worker":                    {same, apart, []string{kubernetesCA}},
+			"of the same worker": {same, same, nil},
+		} {
+			must.Equal(t, fmt.Sprint(contract, ": ", what), c.want, must.Get(m.ConfigEffect(c.was, c.is))(t).Identity)
 		}
 		for text, want := range map[string]bool{string(runs): true, string(same): true, string(other): false} {
-			if trusted, known, err := m.TrustedCA(cluster.Secret(text)); trusted != want || !known || err != nil {
-				t.Errorf("%v: trusted %v, known %v, %v", contract, trusted, known, err)
-			}
+			trusted, known, err := m.TrustedCA(cluster.Secret(text))
+			must.Not(t, trusted != want || !known || err != nil, "%v: trusted %v, known %v, %v", contract, trusted, known, err)
 		}
 	}
 	m.config.Contexts["c"].CA = ""
-	if _, known, err := m.TrustedCA(nil); known || err != nil {
-		t.Errorf("a talosconfig without a CA: %v, %v", known, err)
-	}
+	_, known, err := m.TrustedCA(nil)
+	must.Not(t, known || err != nil, "a talosconfig without a CA: %v, %v", known, err)
 }
 
 func TestKubeletGates(t *testing.T) {

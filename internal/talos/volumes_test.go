@@ -139,9 +139,8 @@ func TestBlockViewOfMounts(t *testing.T) {
 			volumes:  []*block.DiscoveredVolume{found("sdb1", block.DiscoveredVolumeSpec{Parent: "sdb", Name: "xfs"}), found("sdb2", block.DiscoveredVolumeSpec{Parent: "sdb", Name: "xfs"})},
 			statuses: []*block.VolumeStatus{s},
 		}
-		if got := v.machineVolumes(); got[0].Mount != tc.want || got[1].Mount != "" {
-			t.Errorf("mounted at %q and %q, want %q and nowhere", got[0].Mount, got[1].Mount, tc.want)
-		}
+		got := v.machineVolumes()
+		must.Equal(t, "mounted at", []string{tc.want, ""}, []string{got[0].Mount, got[1].Mount})
 	})
 }
 
@@ -277,9 +276,8 @@ func TestSelectorsOfPartitions(t *testing.T) {
 	}
 	for expr, unknown := range map[string]bool{`!system_disk`: true, `system_disk && disk.transport == "nvme"`: false, `disk.size > 1u * MB`: false} {
 		for id, document := range documentsThatSelect(expr) {
-			if got := selectors(t, document, selectingMachine("")); (got[0].Unknown != "") != unknown || got[0].Broken != "" {
-				t.Errorf("%s, %s, before it is installed: %+v", id, expr, got)
-			}
+			got := selectors(t, document, selectingMachine(""))
+			must.Not(t, (got[0].Unknown != "") != unknown || got[0].Broken != "", "%s, %s, before it is installed: %+v", id, expr, got)
 		}
 	}
 }
@@ -324,14 +322,11 @@ func TestSelectorsOfOtherKinds(t *testing.T) {
 			"%s: %+v", name, got)
 	}
 	for _, document := range []string{"kind: UserVolumeConfig\nname: data\nvolumeType: directory\n", "kind: VolumeConfig\nname: EPHEMERAL\nprovisioning: {maxSize: 5GiB}\n", fmt.Sprintf(inMain, "install: {disk: /dev/sda}")} {
-		if got := selectors(t, document, selectingMachine("vda")); len(got) > 0 {
-			t.Errorf("selects %+v: %s", got, document)
-		}
+		must.Equal(t, document, []cluster.DiskSelector(nil), selectors(t, document, selectingMachine("vda")))
 	}
 	arrays := fmt.Sprintf(aSelector, "UserVolumeConfig", "data", `disk.dev_path == "/dev/md127"`) + "---\napiVersion: v1alpha1\n" + fmt.Sprintf(aMember, "RAIDArrayConfig", "level: raid1\n", "disk.size > 1u")
-	if got := selectors(t, arrays, selectingMachine("vda")); got[0].Unknown == "" {
-		t.Errorf("an array that the same configuration makes: %+v", got)
-	}
+	got := selectors(t, arrays, selectingMachine("vda"))
+	must.Not(t, got[0].Unknown == "", "an array that the same configuration makes: %+v", got)
 }
 
 // TestSelectorsWithoutAMachine are unknown, not without a match.
@@ -345,9 +340,8 @@ func TestSelectorsWithoutAMachine(t *testing.T) {
 	got, err := (&Client{}).Selectors(t.Context(), netip.Addr{}, false, []byte(text), "v1.14.1")
 	must.Not(t, err != nil || len(got) != 8 || slices.ContainsFunc(got, func(s cluster.DiskSelector) bool { return s.Unknown == "" }),
 		"%v, %+v", err, got)
-	if got, err = (&Client{}).Selectors(t.Context(), netip.Addr{}, false, []byte(text), "v1.13.9"); err != nil || len(got) != 4 {
-		t.Errorf("as Talos 1.13 reads it: %v, %+v", err, got)
-	}
+	got = must.Get((&Client{}).Selectors(t.Context(), netip.Addr{}, false, []byte(text), "v1.13.9"))(t)
+	must.Equal(t, "selectors as Talos 1.13 reads it", 4, len(got))
 }
 
 // systemPartition is a VolumeConfig that makes its volume a partition; of the others that need none, "" has no document.
@@ -443,8 +437,7 @@ func TestEncryptionByConfiguration(t *testing.T) {
 	} {
 		was, is := configVolumes(t, tc.was, "v1.14.1")["EPHEMERAL"].Encryption, configVolumes(t, tc.is, "v1.14.1")["EPHEMERAL"].Encryption
 		must.Equal(t, name, tc.opens, is.Opens(was, nil))
-		if shown := fmt.Sprint(was, is); strings.Contains(shown, "hush") || slices.Contains([]string{was.Keys[0], is.Keys[0]}, "x") {
-			t.Errorf("%s shows %s", name, shown)
-		}
+		shown := fmt.Sprint(was, is)
+		must.Not(t, strings.Contains(shown, "hush") || slices.Contains([]string{was.Keys[0], is.Keys[0]}, "x"), "%s shows %s", name, shown)
 	}
 }
