@@ -650,9 +650,8 @@ func TestHoldAndGiveBack(t *testing.T) {
 		require(waitSetting + " of Longhorn is 600 again")(c.GiveBack(t.Context(), "Longhorn", "wk2"))
 		require("")(c.GiveBack(t.Context(), "Longhorn", "wk2"))
 		l.requireSetting(t, "600", "")
-		if holds, err := c.Holds(t.Context()); err != nil || len(holds) > 0 {
-			t.Errorf("%v, %v", holds, err)
-		}
+		holds, err = c.Holds(t.Context())
+		must.Not(t, err != nil || len(holds) > 0, "%v, %v", holds, err)
 
 		require(waitSetting + " of Longhorn is 900 instead of 600")(c.HoldRebuild(t.Context(), "Longhorn", "wk1", "run-1", 15*time.Minute))
 		l.set(t, "1200", "")

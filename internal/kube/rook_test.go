@@ -228,9 +228,8 @@ func TestPlacementsOfCeph(t *testing.T) {
 	for _, path := range []string{"", "/cephblockpools"} {
 		pages := rookPages(block, `{}`, "")
 		pages["/apis/ceph.rook.io/v1"+path] = forbidden(t, "cephblockpools", "ceph.rook.io")
-		if _, err := serve(t, pages).Replicas(t.Context()); err == nil {
-			t.Errorf("%q forbidden: no error", path)
-		}
+		_, err := serve(t, pages).Replicas(t.Context())
+		must.Not(t, err == nil, "%q forbidden: no error", path)
 	}
 }
 

@@ -201,9 +201,8 @@ func TestRunsOnce(t *testing.T) {
 				must.Not(t, (err != nil) != (exit == "1") || err == nil && string(text) != strings.TrimPrefix(node, "wk")+"\n",
 					"%s: %q, %v", node, text, err)
 			}
-			if runs, err := os.ReadFile(filepath.Join(w.options.Base, "runs")); string(runs) != "run\n" {
-				t.Errorf("it ran: %q, %v", runs, err)
-			}
+			runs, err := os.ReadFile(filepath.Join(w.options.Base, "runs"))
+			must.Not(t, string(runs) != "run\n", "it ran: %q, %v", runs, err)
 		})
 	}
 }
@@ -288,9 +287,8 @@ func TestNewSecrets(t *testing.T) {
 			text, _, err := s.Config(t.Context(), node)
 			must.Do(t, err)
 			cfg := must.Get(configloader.NewFromBytes(text))(t)
-			if warnings, err := cfg.ValidateAsClient(mode{}); err != nil {
-				t.Errorf("%s of Talos %s: %v; %q", node, talos, err, warnings)
-			}
+			warnings, err := cfg.ValidateAsClient(mode{})
+			must.Not(t, err != nil, "%s of Talos %s: %v; %q", node, talos, err, warnings)
 			must.Equal(t, node+" of Talos "+talos+" has the shared address", node == "cp1", strings.Contains(string(text), "ip: 10.0.0.10"))
 		}
 	}
@@ -366,9 +364,8 @@ func TestAge(t *testing.T) {
 	}
 	must.Do(t, os.WriteFile(filepath.Join(dir, "wk1.yaml"), text, 0o600))
 	s := must.Get(New(o))(t)
-	if back, _, err := s.Config(t.Context(), "wk1"); err != nil || string(back) != "token: planted\n" {
-		t.Errorf("%q, %v", back, err)
-	}
+	back, _, err := s.Config(t.Context(), "wk1")
+	must.Not(t, err != nil || string(back) != "token: planted\n", "%q, %v", back, err)
 }
 
 // A program that is interrupted leaves nothing, and is run again by who asks next.
@@ -385,13 +382,11 @@ func TestInterrupted(t *testing.T) {
 		}
 	}()
 	s := w.open()
-	if _, _, err := s.Config(ctx, "wk1"); !errors.Is(err, context.Canceled) {
-		t.Errorf("err = %v", err)
-	}
+	_, _, err := s.Config(ctx, "wk1")
+	must.Not(t, !errors.Is(err, context.Canceled), "err = %v", err)
 	requireNoOutput(t)
-	if text, _, err := s.Config(t.Context(), "wk1"); string(text) != "secret\n" {
-		t.Errorf("%q, %v", text, err)
-	}
+	text, _, err := s.Config(t.Context(), "wk1")
+	must.Not(t, string(text) != "secret\n", "%q, %v", text, err)
 	requireNoOutput(t)
 }
 
@@ -402,9 +397,8 @@ func TestLeftBehind(t *testing.T) {
 	killed := must.Get(newOutputDir())(t)
 	must.Do(t, killed.lock.Close())
 	for _, dir := range []string{running.path, killed.path} {
-		if info, err := os.Stat(dir); err != nil || info.Mode().Perm() != 0o700 {
-			t.Errorf("%s: %v, %v", dir, info, err)
-		}
+		info, err := os.Stat(dir)
+		must.Not(t, err != nil || info.Mode().Perm() != 0o700, "%s: %v, %v", dir, info, err)
 		old := time.Now().Add(-time.Hour)
 		must.Do(t, os.Chtimes(dir, old, old))
 	}

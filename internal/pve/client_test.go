@@ -17,7 +17,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
@@ -48,7 +47,7 @@ func TestChangeIsNeverRepeated(t *testing.T) {
 		"no answer at all":         {after(3*time.Minute, data(`"x"`)), true},
 		"refused":                  {raw("500 VM 101 is running - destroy failed", ""), false},
 	}
-	inEachBubble(t, cases, func(t *testing.T, tc row) {
+	must.Bubbles(t, cases, func(t *testing.T, tc row) {
 		s := newSite(t)
 		pve1 := s.Node(t, "pve1")
 		pve1.On("DELETE /nodes/pve1/qemu/101", tc.answer)
@@ -61,7 +60,7 @@ func TestChangeIsNeverRepeated(t *testing.T) {
 }
 
 func TestUnreachable(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		s := newSite(t)
 		err := s.client(t, "pve1", "pve2").DeleteVM(t.Context(), cluster.VM{ID: 101, Host: "pve1"})
 		const want = "DELETE /nodes/pve1/qemu/101: reach Proxmox: pve1:8006: dial tcp pve1:8006: no route to host; pve2:8006: dial tcp pve2:8006: no route to host"
@@ -72,7 +71,7 @@ func TestUnreachable(t *testing.T) {
 }
 
 func TestServerThatNeverSpeaks(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		s := newSite(t)
 		c := s.clientWith(t, api.Options{Dial: apitest.SilentDial}, "pve1")
 		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
@@ -160,9 +159,7 @@ func TestRemember(t *testing.T) {
 		all.Wait()
 		asked(path, 2)
 		for range 2 {
-			if _, err := c.Listed(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(c.Listed(t.Context()))(t)
 		}
 		asked(listPath, 2)
 	})
@@ -195,12 +192,8 @@ func TestForeignTextIsOneLine(t *testing.T) {
 		if err == nil {
 			err = c.DeleteVM(t.Context(), vm)
 		}
-		if err == nil {
-			t.Fatal("no error")
-		}
-		if text := err.Error(); !strings.Contains(text, "bad") || !strings.Contains(text, "fake line") || strings.ContainsAny(text, "\x1b\a\r\n\u202e\u2028\x7f") {
-			t.Errorf("%q", text)
-		}
+		must.Fail(t, err, "bad", "fake line")
+		must.Not(t, strings.ContainsAny(fmt.Sprint(err), "\x1b\a\r\n\u202e\u2028\x7f"), "%q", err)
 	})
 }
 
@@ -254,12 +247,9 @@ func isoChanges() map[string][]changeKind {
 	return map[string][]changeKind{
 		"sendISO": {{"POST /nodes/*/storage/*/upload", upload}},
 		"Download": {{"POST /nodes/*/storage/*/download-url", func(t *testing.T, l lab) error {
-			err := l.Download(t.Context(), images.Download{
+			must.Not(t, nil == l.Download(t.Context(), images.Download{
 				Host: "pve1", Storage: "isos", Name: "a.iso", URL: "https://factory.example/a.iso", SHA256: strings.Repeat("0", 64),
-			})
-			if err == nil {
-				return errors.New("a host without a network has downloaded something")
-			}
+			}), "a host without a network has downloaded something")
 			return nil
 		}}},
 		"DeleteISO": {{"DELETE /nodes/*/storage/*/content/*", func(t *testing.T, l lab) error {
@@ -329,9 +319,8 @@ func (c changeKind) is(call record.Call) bool {
 // changing method: each needs an entry above.
 func TestEveryKindOfChangeIsKnown(t *testing.T) {
 	t.Parallel()
-	files := must.Get(filepath.Glob("*.go"))(t)
 	var found []string
-	for _, file := range files {
+	for _, file := range must.Get(filepath.Glob("*.go"))(t) {
 		if strings.HasSuffix(file, "_test.go") {
 			continue
 		}
@@ -342,9 +331,8 @@ func TestEveryKindOfChangeIsKnown(t *testing.T) {
 			}
 		}
 	}
-	want := slices.Sorted(maps.Keys(kindsOfChange()))
 	slices.Sort(found)
-	must.Equal(t, "functions that name such a method", want, found)
+	must.Equal(t, "functions that name such a method", slices.Sorted(maps.Keys(kindsOfChange())), found)
 }
 
 func namesMethod(f *ast.FuncDecl) bool {
@@ -402,23 +390,10 @@ func (s site) clientWith(t *testing.T, o api.Options, hosts ...string) *Client {
 	return c
 }
 
-// inBubble runs a test in a bubble, beside the others.
-func inBubble(t *testing.T, test func(t *testing.T)) {
-	t.Helper()
-	t.Parallel()
-	synctest.Test(t, test)
-}
-
-// inEachBubble runs each row of a table in a bubble of its own, all at the same time.
-func inEachBubble[T any](t *testing.T, rows map[string]T, test func(t *testing.T, row T)) {
-	t.Helper()
-	must.Each(t, rows, func(t *testing.T, row T) { synctest.Test(t, func(t *testing.T) { test(t, row) }) })
-}
-
 // onNode runs a test in a bubble with a fake of one node and a client of it.
 func onNode(t *testing.T, test func(t *testing.T, pve1 *fake, c *Client)) {
 	t.Helper()
-	inBubble(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		s := newSite(t)
 		pve1 := s.Node(t, "pve1")
 		test(t, pve1, s.client(t, "pve1"))
@@ -427,7 +402,7 @@ func onNode(t *testing.T, test func(t *testing.T, pve1 *fake, c *Client)) {
 
 func onEachNode[T any](t *testing.T, rows map[string]T, test func(t *testing.T, pve1 *fake, c *Client, row T)) {
 	t.Helper()
-	inEachBubble(t, rows, func(t *testing.T, row T) {
+	must.Bubbles(t, rows, func(t *testing.T, row T) {
 		s := newSite(t)
 		pve1 := s.Node(t, "pve1")
 		test(t, pve1, s.client(t, "pve1"), row)
@@ -437,12 +412,12 @@ func onEachNode[T any](t *testing.T, rows map[string]T, test func(t *testing.T, 
 // inLab runs a test in a lab of its own, beside the others.
 func inLab(t *testing.T, test func(t *testing.T, l lab)) {
 	t.Helper()
-	inBubble(t, func(t *testing.T) { test(t, newLab(t)) })
+	must.Bubble(t, func(t *testing.T) { test(t, newLab(t)) })
 }
 
 func inEachLab[T any](t *testing.T, rows map[string]T, test func(t *testing.T, l lab, row T)) {
 	t.Helper()
-	inEachBubble(t, rows, func(t *testing.T, row T) { test(t, newLab(t), row) })
+	must.Bubbles(t, rows, func(t *testing.T, row T) { test(t, newLab(t), row) })
 }
 
 // wantError requires an error that wraps is and has part in its text, or none if neither is given.
@@ -453,12 +428,6 @@ func wantError(t *testing.T, err, is error, part string) {
 	} else if err == nil || !strings.Contains(err.Error(), part) || is != nil && !errors.Is(err, is) {
 		t.Errorf("error is %v, want %v with %q in it", err, is, part)
 	}
-}
-
-// within requires no more time to have passed since then.
-func within(t *testing.T, began time.Time, limit time.Duration) {
-	t.Helper()
-	must.Take(t, began, 0, limit)
 }
 
 // obedient is a guest that powers off on request, after a while.
@@ -510,8 +479,7 @@ func newLab(t *testing.T) lab {
 // read reads a VM that must be there.
 func (l lab) read(t *testing.T, id cluster.VMID) cluster.VM {
 	t.Helper()
-	vm := must.Get(l.VM(t.Context(), id))(t)
-	return vm
+	return must.Get(l.VM(t.Context(), id))(t)
 }
 
 // TestVolumesOfEachHost: on a local storage, the same volid names a different volume on each host, or none.
@@ -521,25 +489,21 @@ func TestVolumesOfEachHost(t *testing.T) {
 		l.world.AddStorage(world.Storage{ID: "pool", Type: "dir", Shared: true, Content: []string{"images"}})
 		must.Do(t, l.world.DefineVM("pve2", 9021, map[string]string{"scsi0": "fast:1", "scsi1": "pool:1"}, nil))
 		for _, c := range []struct {
-			host, volid string
-			want        bool
+			host, storage string
+			owner         cluster.VMID
+			want          bool
 		}{
-			{"pve1", "fast:9011/vm-9011-disk-0.raw", true},
-			{"pve2", "fast:9011/vm-9011-disk-0.raw", false},
-			{"pve1", "fast:9021/vm-9021-disk-0.raw", false},
-			{"pve2", "fast:9021/vm-9021-disk-0.raw", true},
-			{"pve1", "pool:9021/vm-9021-disk-0.raw", true},
-			{"pve2", "pool:9021/vm-9021-disk-0.raw", true},
+			{"pve1", "fast", 9011, true},
+			{"pve2", "fast", 9011, false},
+			{"pve1", "fast", 9021, false},
+			{"pve2", "fast", 9021, true},
+			{"pve1", "pool", 9021, true},
+			{"pve2", "pool", 9021, true},
 		} {
-			storage, _, _ := strings.Cut(c.volid, ":")
-			var owner cluster.VMID = 9021
-			if strings.Contains(c.volid, "9011") {
-				owner = 9011
-			}
-			has := must.Get(l.HasVolume(ctx, c.host, c.volid))(t)
-			owned := must.Get(l.OwnedVolumes(ctx, c.host, storage, owner))(t)
-			must.Not(t, has != c.want || slices.Contains(owned, c.volid) != c.want,
-				"%s on %s: has %t, owned %q; want %t", c.volid, c.host, has, owned, c.want)
+			volid := fmt.Sprintf("%s:%d/vm-%[2]d-disk-0.raw", c.storage, c.owner)
+			has := must.Get(l.HasVolume(ctx, c.host, volid))(t)
+			owned := must.Get(l.OwnedVolumes(ctx, c.host, c.storage, c.owner))(t)
+			must.Equal(t, volid+" on "+c.host, [2]bool{c.want, c.want}, [2]bool{has, slices.Contains(owned, volid)})
 		}
 	})
 }

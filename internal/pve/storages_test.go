@@ -44,20 +44,16 @@ func TestStorage(t *testing.T) {
 		got := must.Get(c.Storage(t.Context(), "pve1", "isos"))(t)
 		want := images.StorageInfo{Active: true, Shared: true, Content: []string{"iso", "vztmpl"}, FreeBytes: 1_500_000_000_000_000}
 		must.Equal(t, "storage", want, got)
-		if got, err := c.Storage(t.Context(), "pve1", "off"); err != nil || got.Active {
-			t.Errorf("inactive storage: %+v, error %v", got, err)
-		}
+		must.Equal(t, "off is active", false, must.Get(c.Storage(t.Context(), "pve1", "off"))(t).Active)
 		for _, storage := range []string{"nosuch", "others"} {
 			must.FailIs(t, must.Err(c.Storage(t.Context(), "pve1", storage)), images.ErrNoStorage)
 		}
-		isos := map[string]string{"a.iso": "1048576 true <nil>", "b.iso": "7 true <nil>", "c.iso": "0 false <nil>"}
-		for name, want := range isos {
+		for name, want := range map[string]string{"a.iso": "1048576 true <nil>", "b.iso": "7 true <nil>", "c.iso": "0 false <nil>"} {
 			size, found, err := c.ISO(t.Context(), "pve1", "isos", name)
 			must.Equal(t, name, want, fmt.Sprint(size, found, err))
 		}
-		if _, found, err := c.ISO(t.Context(), "pve1", "nosuch", "a.iso"); found || !errors.Is(err, images.ErrNoStorage) {
-			t.Errorf("ISO on an unknown storage: %v %v", found, err)
-		}
+		_, found, err := c.ISO(t.Context(), "pve1", "nosuch", "a.iso")
+		must.Not(t, found || !errors.Is(err, images.ErrNoStorage), "ISO on an unknown storage: %v %v", found, err)
 		volumes := map[string]bool{"isos:iso/a.iso": true, "isos:iso/c.iso": false, "fast:101/vm-101-disk-0.raw": true, "fast:vm-101-disk-0": false}
 		for volid, want := range volumes {
 			must.Equal(t, volid, want, must.Get(c.HasVolume(t.Context(), "pve1", volid))(t))
@@ -74,8 +70,7 @@ func TestOwnedVolumes(t *testing.T) {
 		for _, want := range [][]string{{"fast:vm-101-disk-0", "fast:vm-101-disk-1"}, nil} {
 			must.Equal(t, "volumes", want, must.Get(c.OwnedVolumes(t.Context(), "pve1", "fast", 101))(t))
 		}
-		got, err := c.OwnedVolumes(t.Context(), "pve1", "fast", 101)
-		must.Not(t, err == nil, "lists %v of a missing storage", got)
+		must.Not(t, must.Err(c.OwnedVolumes(t.Context(), "pve1", "fast", 101)) == nil, "lists volumes of a missing storage")
 	})
 }
 
@@ -106,9 +101,7 @@ func TestStorages(t *testing.T) {
 			{Name: "j-plugin", Type: "linstor", Shared: true, Thick: true},
 		}
 		must.Equal(t, "storages", want, got)
-		if got, err := c.Storages(t.Context()); err == nil {
-			t.Errorf("lists %v without an answer", got)
-		}
+		must.Not(t, must.Err(c.Storages(t.Context())) == nil, "lists storages without an answer")
 	})
 }
 
@@ -132,9 +125,8 @@ func TestRoom(t *testing.T) {
 			ThinPools: []cluster.ThinPool{{VG: "pve", Name: "data", Size: 100, Used: 40, MetaSize: 10, MetaUsed: 1}},
 		}
 		must.Equal(t, "room", want, got)
-		if got, err := c.Room(t.Context(), "pve2"); err != nil || got.ErrPools == nil || len(got.Storages) != 1 {
-			t.Errorf("thin pools that can't be read: %+v, error %v", got, err)
-		}
+		got = must.Get(c.Room(t.Context(), "pve2"))(t)
+		must.Not(t, got.ErrPools == nil || len(got.Storages) != 1, "thin pools that can't be read: %+v", got)
 	})
 }
 
@@ -231,8 +223,7 @@ func TestMayDownload(t *testing.T) {
 
 func TestMayDownloadWithoutAnAnswer(t *testing.T) {
 	onNode(t, func(t *testing.T, pve1 *fake, c *Client) {
-		_, err := c.MayDownload(t.Context(), "pve1", "isos")
-		must.Not(t, err == nil, "no error although no host answers")
+		must.Not(t, must.Err(c.MayDownload(t.Context(), "pve1", "isos")) == nil, "no error although no host answers")
 	})
 }
 
@@ -244,8 +235,7 @@ func TestURLSize(t *testing.T) {
 		for _, want := range []int64{1048576, 7, 0} {
 			must.Equal(t, "bytes", want, must.Get(c.URLSize(t.Context(), "pve1", isoLink))(t))
 		}
-		_, err := c.URLSize(t.Context(), "pve1", isoLink)
-		wantError(t, err, nil, "invalid server response: '404 Not Found'")
+		must.Fail(t, must.Err(c.URLSize(t.Context(), "pve1", isoLink)), "invalid server response: '404 Not Found'")
 	})
 }
 
@@ -254,8 +244,11 @@ func TestDownload(t *testing.T) {
 		upid   = "UPID:pve1:0000ABCD:00012345:386D4380:download:recast-1.iso:recast@pve!roll:"
 		tasks  = "GET /nodes/pve1/tasks?limit=500&source=all&typefilter=download"
 		stored = `[{"volid":"isos:iso/recast-1.iso","size":7}]`
+
+		mismatch = "checksum mismatch: got 'aa' != expect 'ab'"
 	)
 	started := data(`"` + upid + `"`)
+	one := []route{started}
 	d := images.Download{Host: "pve1", Storage: "isos", Name: "recast-1.iso", URL: isoLink, SizeBytes: 7, SHA256: "ab"}
 	type row struct {
 		answers           []route
@@ -268,15 +261,11 @@ func TestDownload(t *testing.T) {
 		"done":    {answers: []route{started}, exit: "OK", sent: 1},
 		"refused": {answers: []route{raw("403 Permission check failed", "")}, fails: "403 Permission check failed", sent: 1},
 		"wget fails": {
-			answers: []route{started}, exit: "download failed: command '/usr/bin/wget' failed: exit code 4", not: images.ErrOtherContent,
+			answers: one, exit: "download failed: command '/usr/bin/wget' failed: exit code 4", not: images.ErrOtherContent,
 			fails: "task download recast-1.iso on pve1: download failed", sent: 1,
 		},
-		"other bytes": {
-			answers: []route{started}, exit: "checksum mismatch: got 'aa' != expect 'ab'", is: images.ErrOtherContent, fails: "it has another checksum", sent: 1,
-		},
-		"another file is there": {
-			answers: []route{started}, exit: "checksum mismatch: got 'aa' != expect 'ab', aborting", is: images.ErrOtherContent, fails: "aborting", sent: 1,
-		},
+		"other bytes":                {answers: one, exit: mismatch, is: images.ErrOtherContent, fails: "it has another checksum", sent: 1},
+		"another file is there":      {answers: one, exit: mismatch + ", aborting", is: images.ErrOtherContent, fails: "aborting", sent: 1},
 		"its task is found":          {answers: []route{lost}, tasks: `[{"upid":"` + upid + `"}]`, isos: stored, exit: "OK", sent: 1},
 		"the file shows":             {answers: []route{lost}, isos: stored, sent: 1},
 		"nothing shows: once more":   {answers: []route{lost, started}, exit: "OK", sent: 2},
@@ -316,24 +305,20 @@ func TestDiskImageBecomesADisk(t *testing.T) {
 		content := must.Get(artefact.QCOW2(disk, artefact.Zstd))(t)
 		u := isoOf(t, content)
 		u.Storage, u.Name = "disks", "recast-1.qcow2"
-		if _, found, err := l.DiskImage(ctx, "pve1", "disks", u.Name); found || err != nil {
-			t.Fatalf("it is there, or %v", err)
-		}
+		_, found, err := l.DiskImage(ctx, "pve1", "disks", u.Name)
+		must.Not(t, found || err != nil, "it is there, or %v", err)
 		must.Do(t, l.Upload(ctx, u))
 		size, found, err := l.DiskImage(ctx, "pve1", "disks", u.Name)
 		must.Equal(t, "found", fmt.Sprint(len(content), true, nil), fmt.Sprint(size, found, err))
 		list := must.Get(l.DiskImages(ctx, "pve1", "disks"))(t)
-		must.Not(t, len(list) != 1 || list[0].Name != u.Name || list[0].SizeBytes != int64(len(content)),
-			"listed are %v", list)
-		isos, err := l.ISOs(ctx, "pve1", "disks")
-		must.Equal(t, "ISOs", fmt.Sprint(0, nil), fmt.Sprint(len(isos), err))
+		must.Not(t, len(list) != 1 || list[0].Name != u.Name || list[0].SizeBytes != u.SizeBytes, "listed are %v", list)
+		must.Equal(t, "ISOs", 0, len(must.Get(l.ISOs(ctx, "pve1", "disks"))(t)))
 
 		must.Do(t, l.SetConfig(ctx, l.read(t, 9011), map[string]string{"scsi5": "fast:0,import-from=disks:import/recast-1.qcow2,serial=system-1"}, nil))
 		vm := l.read(t, 9011)
 		volid, _, _ := strings.Cut(vm.Config["scsi5"], ",")
-		if got := l.world.Media(volid, "pve1").Bytes(); !bytes.HasPrefix(got, disk) || !strings.Contains(vm.Config["scsi5"], "serial=system-1") {
-			t.Errorf("scsi5 is %s, with %d bytes of %d", vm.Config["scsi5"], len(got), len(disk))
-		}
+		must.Not(t, !bytes.HasPrefix(l.world.Media(volid, "pve1").Bytes(), disk), "%s has other bytes", volid)
+		must.Contain(t, "scsi5", vm.Config["scsi5"], "serial=system-1")
 	})
 }
 
@@ -394,7 +379,11 @@ func TestUses(t *testing.T) {
 
 func TestUsesFails(t *testing.T) {
 	const permissions, acl, snapshots = "GET /access/permissions", "GET /access/acl", onVM101 + "/snapshot"
-	const noAudit = "it has no VM.Audit on "
+	const noAudit, hidden = "it has no VM.Audit on ", "it has no VM.Audit on /pool/lab: the role NoAccess is given there"
+	held := func(vms string) route { return data(`{"/access":{"Sys.Audit":1},"/vms":` + vms + `}`) }
+	without := func(path, who, kind string) route {
+		return data(`[{"path":"` + path + `","ugid":"` + who + `","roleid":"NoAccess","type":"` + kind + `"}]`)
+	}
 	type row struct {
 		request string
 		answer  route
@@ -402,30 +391,16 @@ func TestUsesFails(t *testing.T) {
 		kind    fault.Kind
 	}
 	onEachNode(t, map[string]row{
-		"a token that has nothing": {permissions, data(`{}`), noAudit + "/vms that propagates", fault.Refused},
-		"VM.Audit that does not propagate": {
-			permissions, data(`{"/access":{"Sys.Audit":1},"/vms":{"VM.Audit":0}}`), noAudit + "/vms that propagates", fault.Refused,
-		},
-		"a VM with less": {
-			permissions, data(`{"/access":{"Sys.Audit":1},"/vms":{"VM.Audit":1},"/vms/101":{"VM.Console":1}}`), noAudit + "/vms/101", fault.Refused,
-		},
-		"a VM with nothing, which is not listed": {
-			acl, data(`[{"path":"/vms/105","ugid":"recast@pve","roleid":"NoAccess","type":"user"}]`), noAudit + "/vms/105", fault.Refused,
-		},
-		"a pool that is hidden": {
-			acl, data(`[{"path":"/pool/lab","ugid":"recast@pve!roll","roleid":"NoAccess","type":"token"}]`),
-			noAudit + "/pool/lab: the role NoAccess is given there", fault.Refused,
-		},
-		"a pool that is hidden from a group": {
-			acl, data(`[{"path":"/pool/lab","ugid":"bots","roleid":"NoAccess","type":"group"}]`),
-			noAudit + "/pool/lab: the role NoAccess is given there", fault.Refused,
-		},
-		"an access list that may be short": {permissions, data(`{"/vms":{"VM.Audit":1}}`), "it has no Sys.Audit on /access", fault.Refused},
-		"a host that is down":              {onVM101 + "/pending", raw("595 No route to host", ""), "read what VM 101 refers to: ", fault.Failed},
-		"a host that is offline": {
-			"GET /nodes", data(`[{"node":"pve1","status":"offline"}]`), "Proxmox host pve1 is offline, so VM 101 can't be read", fault.Failed,
-		},
-		"a snapshot that can't be read": {snapshots, data(`[{"name":"s"}]`), "snapshot 's' does not exist", fault.Failed},
+		"a token that has nothing":               {permissions, data(`{}`), noAudit + "/vms that propagates", fault.Refused},
+		"VM.Audit that does not propagate":       {permissions, held(`{"VM.Audit":0}`), noAudit + "/vms that propagates", fault.Refused},
+		"a VM with less":                         {permissions, held(`{"VM.Audit":1},"/vms/101":{"VM.Console":1}`), noAudit + "/vms/101", fault.Refused},
+		"a VM with nothing, which is not listed": {acl, without("/vms/105", "recast@pve", "user"), noAudit + "/vms/105", fault.Refused},
+		"a pool that is hidden":                  {acl, without("/pool/lab", "recast@pve!roll", "token"), hidden, fault.Refused},
+		"a pool that is hidden from a group":     {acl, without("/pool/lab", "bots", "group"), hidden, fault.Refused},
+		"an access list that may be short":       {permissions, data(`{"/vms":{"VM.Audit":1}}`), "it has no Sys.Audit on /access", fault.Refused},
+		"a host that is down":                    {onVM101 + "/pending", raw("595 No route to host", ""), "read what VM 101 refers to: ", fault.Failed},
+		"a host that is offline":                 {"GET /nodes", data(`[{"node":"pve1","status":"offline"}]`), "host pve1 is offline, so VM 101 can't be read", fault.Failed},
+		"a snapshot that can't be read":          {snapshots, data(`[{"name":"s"}]`), "snapshot 's' does not exist", fault.Failed},
 	}, func(t *testing.T, pve1 *fake, c *Client, tc row) {
 		seesAll(pve1)
 		pve1.On("GET /cluster/resources?type=vm", data(`[{"type":"qemu","vmid":101,"node":"pve1","name":"wk1"}]`))
@@ -433,9 +408,7 @@ func TestUsesFails(t *testing.T) {
 		pve1.On(snapshots, data(`[]`))
 		pve1.On(snapshots+"/s/config", raw("500 snapshot 's' does not exist", ""))
 		pve1.On(tc.request, tc.answer)
-		_, err := c.Uses(t.Context())
-		wantError(t, err, nil, tc.want)
-		must.Equal(t, "kind", tc.kind, fault.KindOf(err))
+		must.FailAs(t, must.Err(c.Uses(t.Context())), tc.kind, tc.want)
 	})
 }
 
@@ -450,10 +423,9 @@ func TestShelf(t *testing.T) {
 		online, offline, err := c.Nodes(t.Context())
 		must.Do(t, err)
 		must.Equal(t, "nodes", [][]string{{"pve1", "pve2"}, {"pve3"}}, [][]string{online, offline})
-		isos := must.Get(c.ISOs(t.Context(), "pve1", "isos"))(t)
 		a := images.StoredISO{Host: "pve1", Storage: "isos", Name: "a.iso", SizeBytes: 1 << 20}
 		want := []images.StoredISO{a, {Host: "pve1", Storage: "isos", Name: "b.iso", SizeBytes: 7, Changed: time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)}}
-		must.Equal(t, "ISOs", want, isos)
+		must.Equal(t, "ISOs", want, must.Get(c.ISOs(t.Context(), "pve1", "isos"))(t))
 		for range 2 { // the second time the answer is lost, and the VM is gone
 			must.Do(t, c.DeleteISO(t.Context(), a))
 		}
@@ -580,9 +552,7 @@ func TestFormBeginsEachPartWithItsDisposition(t *testing.T) {
 	f := must.Get(newForm(images.Upload{Name: "a.iso", SHA256: "00"}))(t)
 	_, boundary, _ := strings.Cut(f.contentType, "boundary=")
 	parts := strings.Split(string(f.head), "--"+boundary+"\r\n")[1:]
-	if len(parts) != 4 {
-		t.Fatalf("%d parts", len(parts))
-	}
+	must.Equal(t, "parts", 4, len(parts))
 	for _, p := range parts {
 		must.Not(t, !strings.HasPrefix(p, "Content-Disposition: form-data; name="), "part begins %q", p)
 	}
@@ -637,7 +607,7 @@ func TestUploadThatProxmoxWouldRefuse(t *testing.T) {
 }
 
 func TestUploadGoesToAnotherEndpoint(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		s := newSite(t)
 		pve2 := s.Node(t, "pve2")
 		var got received
@@ -668,7 +638,7 @@ func TestUploadWithoutAnswer(t *testing.T) {
 		is            error
 		fails         string
 	}
-	inEachBubble(t, map[string]row{
+	must.Bubbles(t, map[string]row{
 		"its task is found":        {answers: []route{swallow(lost)}, tasks: []route{data(`[]`), data(`[{"upid":"` + copied + `"},{"upid":"` + other + `"}]`)}, exit: "OK", sent: 1},
 		"its task has failed":      {answers: []route{swallow(lost)}, tasks: []route{data(`[{"upid":"` + copied + `"}]`)}, exit: "checksum mismatch: got 'a'", sent: 1, fails: "checksum mismatch: got 'a'"},
 		"the file shows":           {answers: []route{swallow(lost)}, isos: []route{data(`[]`), data(`[]`), there}, sent: 1},
@@ -719,9 +689,8 @@ func TestUploadIsCancelled(t *testing.T) {
 		must.Not(t, n > 1<<20, "%d bytes were read, but none was received", n)
 		begun := time.Now()
 		cancel()
-		if err := <-ended; !errors.Is(err, context.Canceled) || time.Since(begun) > time.Second {
-			t.Errorf("after %s: %v", time.Since(begun), err)
-		}
+		must.FailIs(t, <-ended, context.Canceled)
+		must.Take(t, begun, 0, time.Second)
 		close(release)
 		must.Do(t, c.Upload(t.Context(), u))
 		got.want(t, u)
@@ -734,9 +703,8 @@ func TestUploadRefusesNames(t *testing.T) {
 		for _, name := range []string{"", ".iso", "a b.iso", "a/b.iso", "ä.iso", "a.iso.part", "a.ISO", strings.Repeat("a", 252) + ".iso"} {
 			err := c.Upload(t.Context(), images.Upload{Host: "pve1", Storage: "isos", Name: name})
 			errDownload := c.Download(t.Context(), images.Download{Host: "pve1", Storage: "isos", Name: name})
-			if fault.KindOf(err) != fault.Config || fault.KindOf(errDownload) != fault.Config || len(pve1.Requests()) > 0 {
-				t.Errorf("%q: %v, %v; sent %q", name, err, errDownload, pve1.Requests())
-			}
+			must.Equal(t, name, [2]fault.Kind{fault.Config, fault.Config}, [2]fault.Kind{fault.KindOf(err), fault.KindOf(errDownload)})
+			must.Equal(t, name+": requests", 0, len(pve1.Requests()))
 		}
 		must.Do(t, checkFileName(strings.Repeat("a", 251)+".iso"))
 	})
@@ -820,9 +788,8 @@ func uploadHuge(t *testing.T) {
 		Host: "pve1", Storage: "isos", Name: "huge.iso", SizeBytes: hugeBytes, SHA256: hugeSHA256,
 		Open: func() (io.ReadCloser, error) { return os.Open(os.Getenv(fileVar)) },
 	}
-	if _, _, err := c.ISO(t.Context(), u.Host, u.Storage, u.Name); err != nil {
-		t.Fatal(err)
-	}
+	_, _, err = c.ISO(t.Context(), u.Host, u.Storage, u.Name)
+	must.Do(t, err)
 	var got uploadFigures
 	got.idleMiB = memoryMiB(t, "VmRSS")
 	got.cancelled, got.aheadMiB = cancelHuge(t, c, u)
@@ -860,9 +827,7 @@ func cancelHuge(t *testing.T, c *Client, u images.Upload) (took time.Duration, a
 	}
 	begun := time.Now()
 	cancel()
-	if err := <-ended; !errors.Is(err, context.Canceled) {
-		t.Fatalf("cancelled: %v", err)
-	}
+	must.FailIs(t, <-ended, context.Canceled)
 	return time.Since(begun), aheadMiB
 }
 

@@ -335,9 +335,8 @@ func TestMetricsIntoAPipe(t *testing.T) {
 		t.Fatalf("it is %v now, %v", info.Mode(), err)
 	}
 	got := make([]byte, 64<<10)
-	if n, err := r.Read(got); err != nil || !strings.Contains(string(got[:n]), "# TYPE recast_") {
-		t.Errorf("it holds %q, %v", got[:n], err)
-	}
+	n, err := r.Read(got)
+	must.Not(t, err != nil || !strings.Contains(string(got[:n]), "# TYPE recast_"), "it holds %q, %v", got[:n], err)
 }
 
 // TestStepsAreCountedByKind: neither branches nor names of nodes are kinds.

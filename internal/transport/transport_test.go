@@ -45,9 +45,8 @@ func TestAnswerEnds(t *testing.T) {
 		if _, err := body.Read(make([]byte, 1)); !errors.Is(err, tc.want) || time.Since(begun) != tc.took {
 			t.Errorf("after %s: %v, want %v", time.Since(begun), err, tc.want)
 		}
-		if err := body.Close(); err != nil || ctx.Err() == nil {
-			t.Errorf("closed: %v, the exchange ended: %t", err, ctx.Err() != nil)
-		}
+		err := body.Close()
+		must.Not(t, err != nil || ctx.Err() == nil, "closed: %v, the exchange ended: %t", err, ctx.Err() != nil)
 	})
 }
 
@@ -85,9 +84,8 @@ func TestBoundedDial(t *testing.T) {
 			}()
 		}
 		begun := time.Now()
-		if _, err := conn.Write(make([]byte, 256<<10)); (err == nil) != tc.whole || time.Since(begun) != tc.took {
-			t.Errorf("after %s: %v", time.Since(begun), err)
-		}
+		_, err := conn.Write(make([]byte, 256<<10))
+		must.Not(t, (err == nil) != tc.whole || time.Since(begun) != tc.took, "after %s: %v", time.Since(begun), err)
 		begun = time.Now()
 		if _, err := conn.Write([]byte("close alert")); !tc.whole && (!errors.Is(err, os.ErrDeadlineExceeded) || time.Since(begun) != 0) {
 			t.Errorf("once it is dead: %v after %s", err, time.Since(begun))
