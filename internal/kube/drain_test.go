@@ -176,8 +176,7 @@ func TestAttachedVolumesFollowTheirPods(t *testing.T) {
 		time.Sleep(20 * time.Second)
 		c := l.client(t, "system:masters")
 		attached := func(node string) int {
-			names := must.Get(c.AttachedVolumes(t.Context(), node))(t)
-			return len(names)
+			return len(must.Get(c.AttachedVolumes(t.Context(), node))(t))
 		}
 		from, to := "wk1", "wk2"
 		if attached(from) == 0 {
@@ -193,8 +192,7 @@ func TestAttachedVolumesFollowTheirPods(t *testing.T) {
 
 func (l *lab) pod(t *testing.T, name string) *corev1.Pod {
 	t.Helper()
-	o := must.Get(l.Store().Get(t.Context(), store.Pods(), "default", name))(t)
-	return o.(*corev1.Pod)
+	return must.Get(l.Store().Get(t.Context(), store.Pods(), "default", name))(t).(*corev1.Pod)
 }
 
 // TestDrainSparesNextPodOfSameName: between our look and our eviction someone

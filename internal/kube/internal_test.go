@@ -461,8 +461,7 @@ func nodeOf(props map[string]string, wrote *[]string) linstorAPI {
 
 func settings(t *testing.T, c linstorAPI) []replica.Setting {
 	t.Helper()
-	read := must.Get(c.settings(t.Context()))(t)
-	return read
+	return must.Get(c.settings(t.Context()))(t)
 }
 
 // TestHoldOfLINSTOR: what was there is written with the change, and given back exactly; what someone else has set stays.

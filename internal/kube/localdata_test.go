@@ -60,9 +60,7 @@ func csi(driver string, attributes ...string) corev1.PersistentVolumeSource {
 
 func (l *lab) localData(t *testing.T, c *kube.Client, node string) []cluster.LocalData {
 	t.Helper()
-	n := must.Get(c.Node(t.Context(), node))(t)
-	data := must.Get(c.LocalData(t.Context(), n))(t)
-	return data[node]
+	return must.Get(c.LocalData(t.Context(), must.Get(c.Node(t.Context(), node))(t)))(t)[node]
 }
 
 // requireData checks what is only on wk1.
@@ -147,9 +145,7 @@ func TestPodVolumes(t *testing.T) {
 		c := l.client(t, "system:masters")
 		n := must.Get(c.Node(t.Context(), "wk1"))(t)
 		look := func() (map[string][]cluster.LocalData, []string) {
-			data := must.Get(c.LocalData(t.Context(), n))(t)
-			handles := must.Get(c.PodVolumes(t.Context()))(t)
-			return data, handles
+			return must.Get(c.LocalData(t.Context(), n))(t), must.Get(c.PodVolumes(t.Context()))(t)
 		}
 		l.put(t, store.Volumes(), volume("b", csi("driver.longhorn.io")))
 		if data, handles := look(); len(data[""]) > 0 || len(handles) > 0 {
@@ -460,8 +456,7 @@ func TestServedUsers(t *testing.T) {
 				{Pod: "default/c", Node: "wk1", Volume: "volume own of pod default/c", Access: cluster.ISCSI, Runs: runs},
 				{Pod: "default/d", Node: "wk1", Volume: "volume own of pod default/d", Access: cluster.NVMeoF, Runs: true},
 			}
-			got := must.Get(c.ServedUsers(t.Context()))(t)
-			must.Equal(t, "got", want, got)
+			must.Equal(t, "got", want, must.Get(c.ServedUsers(t.Context()))(t))
 		}
 		look(false)
 		id := node("wk1", 0).UUID
@@ -469,8 +464,7 @@ func TestServedUsers(t *testing.T) {
 		time.Sleep(20 * time.Second)
 		look(true)
 
-		n := must.Get(c.Node(t.Context(), "wk1"))(t)
-		data := must.Get(c.LocalData(t.Context(), n))(t)
+		data := must.Get(c.LocalData(t.Context(), must.Get(c.Node(t.Context(), "wk1"))(t)))(t)
 		inline := map[string]string{}
 		for _, d := range data[""] {
 			inline[d.What] = d.Access

@@ -76,8 +76,7 @@ func TestNodes(t *testing.T) {
 				},
 			},
 		}}
-		n := must.Get(l.Node(t.Context(), "wk1"))(t)
-		want[0].UID = string(n.UID)
+		want[0].UID = string(must.Get(l.Node(t.Context(), "wk1"))(t).UID)
 		must.Equal(t, "nodes", want, got, cmp.Comparer(func(a, b netip.Addr) bool { return a == b }))
 		one, err := c.Node(t.Context(), "wk1")
 		must.Do(t, err)
@@ -228,8 +227,7 @@ func TestOtherOwners(t *testing.T) {
 		c := l.client(t, "system:masters")
 		owners := func() []string {
 			t.Helper()
-			got := must.Get(c.OtherOwners(t.Context()))(t)
-			return got
+			return must.Get(c.OtherOwners(t.Context()))(t)
 		}
 		must.Equal(t, "nothing is installed, but", 0, len(owners()))
 		talos := l.install(t, "tuppr.home-operations.com", "v1alpha1", "talosupgrades", "TalosUpgrade", false)
@@ -594,8 +592,7 @@ func TestJudge(t *testing.T) {
 			"no such kind":    {volumes(func(g *cluster.ObjectGate) { g.Kind = "Volumes" }), cluster.Judged{Unserved: "longhorn.io/v1beta2 has no kind Volumes, only Volume"}},
 		}
 		for name, tc := range cases {
-			got := must.Get(c.Judge(t.Context(), tc.gate))(t)
-			must.Equal(t, name, tc.want, got)
+			must.Equal(t, name, tc.want, must.Get(c.Judge(t.Context(), tc.gate))(t))
 		}
 	})
 }

@@ -274,8 +274,7 @@ func TestVotersOfCeph(t *testing.T) {
 		edit("/apis/ceph.rook.io/v1/cephclusters", `"HEALTH_OK"`, `"HEALTH_OK","details":{`+tc.details+`}`)
 		edit("/apis/apps/v1/namespaces/rook-ceph/deployments", `"items":[`, `"items":[`+strings.Join(tc.monitors, ",")+",")
 		edit("/api/v1/namespaces/rook-ceph/pods", `"items":[`, `"items":[`+strings.Join(tc.pods, ","))
-		got := must.Get(serve(t, pages).Replicas(t.Context()))(t)
-		v := got[0].Volumes[0]
+		v := must.Get(serve(t, pages).Replicas(t.Context()))(t)[0].Volumes[0]
 		diff := cmp.Diff(tc.want, v.Voters)
 		must.Not(t, diff != "" || v.Doubt != tc.doubt, "doubt %q (-want +got):\n%s", v.Doubt, diff)
 	})

@@ -167,8 +167,7 @@ func TestRemember(t *testing.T) {
 
 // Everything that Proxmox says in an answer becomes one line without escape sequences.
 func TestForeignTextIsOneLine(t *testing.T) {
-	quoted := must.Get(json.Marshal("bad\x1b[31m\x1b]0;title\a\r\nfake line: \u202e\u2028\x7f"))(t)
-	evil := string(quoted)
+	evil := string(must.Get(json.Marshal("bad\x1b[31m\x1b]0;title\a\r\nfake line: \u202e\u2028\x7f"))(t))
 	const change = "DELETE /nodes/pve1/qemu/101"
 	ended := data(`"` + testUPID + `"`)
 	log := data(`[{"n":1,"t":` + evil + `}]`)
@@ -395,8 +394,7 @@ func onNode(t *testing.T, test func(t *testing.T, pve1 *fake, c *Client)) {
 	t.Helper()
 	must.Bubble(t, func(t *testing.T) {
 		s := newSite(t)
-		pve1 := s.Node(t, "pve1")
-		test(t, pve1, s.client(t, "pve1"))
+		test(t, s.Node(t, "pve1"), s.client(t, "pve1"))
 	})
 }
 
@@ -404,8 +402,7 @@ func onEachNode[T any](t *testing.T, rows map[string]T, test func(t *testing.T, 
 	t.Helper()
 	must.Bubbles(t, rows, func(t *testing.T, row T) {
 		s := newSite(t)
-		pve1 := s.Node(t, "pve1")
-		test(t, pve1, s.client(t, "pve1"), row)
+		test(t, s.Node(t, "pve1"), s.client(t, "pve1"), row)
 	})
 }
 
@@ -470,8 +467,7 @@ func newLab(t *testing.T) lab {
 	s, rec := newSite(t), record.New()
 	apidoctest.Check(t, rec)
 	server := pveapi.New(w, rec, "pve1")
-	l := must.Get(s.Net.Listen("pve1:8006"))(t)
-	server.Serve(l, s.Cert)
+	server.Serve(must.Get(s.Net.Listen("pve1:8006"))(t), s.Cert)
 	t.Cleanup(func() { _ = server.Close() })
 	return lab{world: w, Client: s.client(t, "pve1"), recorder: rec, site: s}
 }

@@ -67,8 +67,7 @@ func TestShutdownByHA(t *testing.T) {
 			}
 			data(`{"status":"`+state+`","qmpstatus":"`+state+`","ha":{"managed":1}}`)(w, r)
 		})
-		vm := cluster.VM{ID: 101, Host: "pve1", HA: true}
-		must.Do(t, c.Shutdown(t.Context(), vm, 5*time.Minute))
+		must.Do(t, c.Shutdown(t.Context(), cluster.VM{ID: 101, Host: "pve1", HA: true}, 5*time.Minute))
 	})
 }
 

@@ -836,8 +836,7 @@ func memoryMiB(t *testing.T, name string) float64 {
 	t.Helper()
 	status := must.Get(os.ReadFile("/proc/self/status"))(t)
 	_, rest, _ := strings.Cut(string(status), name+":")
-	kib := must.Get(strconv.Atoi(strings.Fields(rest)[0]))(t)
-	return float64(kib) / 1024
+	return float64(must.Get(strconv.Atoi(strings.Fields(rest)[0]))(t)) / 1024
 }
 
 const (

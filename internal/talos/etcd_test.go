@@ -739,8 +739,7 @@ func said(err error) string {
 func TestExpires(t *testing.T) {
 	t.Parallel()
 	c := must.Get(talosapi.NewCluster("lab", "https://127.42.7.1:6443", "v1.13.9", "v1.35.4"))(t)
-	talosconfig := must.Get(c.Talosconfig(role.Admin, "127.42.7.31"))(t)
-	left := time.Until(Expires(talosconfig))
+	left := time.Until(Expires(must.Get(c.Talosconfig(role.Admin, "127.42.7.31"))(t)))
 	must.Not(t, left < time.Hour, "it ends in %s", left)
 	for _, none := range []string{"][", "context: gone\n", "context: a\ncontexts: {a: {endpoints: [127.42.7.31]}}\n"} {
 		end := Expires([]byte(none))

@@ -336,8 +336,7 @@ func TestApplyConfigRefuses(t *testing.T) {
 				"%s: err = %v (kind %d)", name, err, fault.KindOf(err))
 			must.Not(t, err != nil && strings.Contains(err.Error(), secret), "%s: a secret is in %v", name, err)
 		}
-		m := l.maintenance(c, workerAddr)
-		must.Not(t, !m.Disks[0].Blank, "the disk is no longer blank")
+		must.Not(t, !l.maintenance(c, workerAddr).Disks[0].Blank, "the disk is no longer blank")
 	})
 }
 
@@ -557,8 +556,7 @@ func (l *lab) config(m talosapi.Machine) []byte {
 // installed is the system disk of cp1, the only member of etcd.
 func (l *lab) installed(config []byte) []byte {
 	l.t.Helper()
-	uki := must.Get(artefact.UKI(image()))(l.t)
-	b := must.Get(l.fw.Preinstalled(config, uki, false))(l.t)
+	b := must.Get(l.fw.Preinstalled(config, must.Get(artefact.UKI(image()))(l.t), false))(l.t)
 	member := l.fw.FormEtcd(l.cluster, talosapi.EtcdPeer{Name: "cp1", Addr: cpAddr})[0]
 	return must.Get(talosapi.WithEtcd(b, member))(l.t)
 }
@@ -566,8 +564,7 @@ func (l *lab) installed(config []byte) []byte {
 // client has a certificate of that role.
 func (l *lab) client(r role.Role) *Client {
 	l.t.Helper()
-	raw := must.Get(l.cluster.Talosconfig(r, cpAddr.String()))(l.t)
-	return l.clientWith(Options{Talosconfig: raw})
+	return l.clientWith(Options{Talosconfig: must.Get(l.cluster.Talosconfig(r, cpAddr.String()))(l.t)})
 }
 
 func (l *lab) clientWith(o Options) *Client {

@@ -628,8 +628,7 @@ func TestClaims(t *testing.T) {
 // TestTaken: only an address that stays silent is free.
 func TestTaken(t *testing.T) {
 	inLab(t, func(t *testing.T, l *lab, admin *Client) {
-		raw := must.Get(l.cluster.Talosconfig(role.Admin, "127.42.7.99:50000"))(t)
-		c := l.clientWith(Options{Talosconfig: raw})
+		c := l.clientWith(Options{Talosconfig: must.Get(l.cluster.Talosconfig(role.Admin, "127.42.7.99:50000"))(t)})
 		must.Get(l.net.Listen("127.42.7.12:9999"))(t)
 		for addr, want := range map[string]string{
 			cpAddr.String(): "a host that answers at 127.42.7.11:50000", // and asks for a certificate

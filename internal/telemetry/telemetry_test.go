@@ -48,8 +48,7 @@ func start(t *testing.T, o Options) (*Telemetry, context.Context) {
 
 func read(t *testing.T, path string) string {
 	t.Helper()
-	b := must.Get(os.ReadFile(path))(t)
-	return string(b)
+	return string(must.Get(os.ReadFile(path))(t))
 }
 
 func TestTheLogOfARunHoldsWhatCameBefore(t *testing.T) {
@@ -162,8 +161,7 @@ func TestSpansAreSentAfterCtrlC(t *testing.T) {
 	for _, s := range kept.spans {
 		got = append(got, s.Name+": "+s.Status.Description)
 	}
-	want := []string{"roll: roll: Ctrl-C", "recast roll: roll: Ctrl-C"}
-	must.Equal(t, "spans", want, got)
+	must.Equal(t, "spans", []string{"roll: roll: Ctrl-C", "recast roll: roll: Ctrl-C"}, got)
 }
 
 // keeping is an exporter that keeps its spans for tests.

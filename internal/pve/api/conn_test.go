@@ -376,8 +376,7 @@ func TestHTTP2IsNotUsed(t *testing.T) {
 		var wg sync.WaitGroup
 		srv.TLSConfig = &tls.Config{Certificates: []tls.Certificate{s.Cert}}
 		wg.Go(func() { _ = srv.ServeTLS(l, "", "") })
-		c := connTo(t, s, "pve1")
-		err = c.Change(t.Context(), http.MethodPut, "/x", nil, nil)
+		err = connTo(t, s, "pve1").Change(t.Context(), http.MethodPut, "/x", nil, nil)
 		must.Equal(t, "error", "PUT /x: 500 no options specified", fmt.Sprint(err))
 		must.Do(t, srv.Close())
 		wg.Wait()
