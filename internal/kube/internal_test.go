@@ -87,12 +87,10 @@ func TestRefusedSince(t *testing.T) {
 	l := &leaving{}
 	l.judge("no", true)
 	first := l.refused
-	if l.judge("no again", true); l.refused != first || first.IsZero() {
-		t.Errorf("refused since %s, then since %s", first, l.refused)
-	}
-	if l.judge("busy", false); !l.refused.IsZero() {
-		t.Errorf("refused since %s", l.refused)
-	}
+	l.judge("no again", true)
+	must.Not(t, l.refused != first || first.IsZero(), "refused since %s, then since %s", first, l.refused)
+	l.judge("busy", false)
+	must.Equal(t, "refused since", time.Time{}, l.refused)
 }
 
 func TestMayPass(t *testing.T) {
@@ -172,7 +170,7 @@ type lacking struct {
 	taints              []corev1.Taint
 }
 
-func TestLacksLabelsAndAnnotations(t *testing.T) {
+func TestLacks(t *testing.T) {
 	t.Parallel()
 	must.Each(t, map[string]lacking{
 		"nothing": {},
@@ -225,12 +223,6 @@ func TestLacksLabelsAndAnnotations(t *testing.T) {
 			node: corev1.Node{Spec: corev1.NodeSpec{ProviderID: "proxmox://lab/9011"}},
 			had:  cluster.NodeMetadata{Labels: map[string]string{"topology.kubernetes.io/zone": "a"}},
 		},
-	}, checkLacks)
-}
-
-func TestLacksTaints(t *testing.T) {
-	t.Parallel()
-	must.Each(t, map[string]lacking{
 		"taints beside those that are there": {
 			node: corev1.Node{Spec: corev1.NodeSpec{Taints: []corev1.Taint{
 				{Key: "node.kubernetes.io/unschedulable", Effect: corev1.TaintEffectNoSchedule}, {Key: "disk", Value: "hdd", Effect: corev1.TaintEffectNoSchedule},
@@ -276,10 +268,8 @@ func TestRegeneratedPathsAreDocumented(t *testing.T) {
 		}
 		by[who] += "`" + r.path + "`"
 	}
-	text := strings.ReplaceAll(string(page), "\n  ", " ")
 	for who, paths := range by {
-		row := "- by " + who + ": " + paths + "\n"
-		must.Not(t, !strings.Contains(text, row), "docs/notes/local-data.md lacks %s", row)
+		must.Contain(t, "docs/notes/local-data.md", strings.ReplaceAll(string(page), "\n  ", " "), "- by "+who+": "+paths+"\n")
 	}
 }
 

@@ -111,8 +111,7 @@ func (c *Client) storageSystems() []storageSystem {
 }
 
 func (c *Client) storageSystem(name string) (storageSystem, bool) {
-	all := c.storageSystems()
-	return cluster.Find(all, func(known storageSystem) bool { return known.name == name })
+	return cluster.Find(c.storageSystems(), func(known storageSystem) bool { return known.name == name })
 }
 
 func withVersion(version schema.GroupVersion) finder {

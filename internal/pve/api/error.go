@@ -129,8 +129,7 @@ func sentinels(text string) []error {
 // 59x have no body, HTTP/2 proxies drop the reason.
 func parseError(method, path string, status int, statusLine string, body []byte) *Error {
 	e := &Error{Method: method, Path: path, Status: status}
-	reason := strings.TrimPrefix(statusLine, fmt.Sprint(status))
-	e.Reason = strings.TrimSpace(reason)
+	e.Reason = strings.TrimSpace(strings.TrimPrefix(statusLine, fmt.Sprint(status)))
 	var answer struct {
 		Message any            `json:"message"`
 		Errors  map[string]any `json:"errors"`
