@@ -300,10 +300,7 @@ const twoNodes = `[{"name":"wk1","type":"SATELLITE","connection_status":"ONLINE"
 
 // drbd is a resource of DRBD with one volume, connected to those peers.
 func drbd(node, flags, disk, more string, peers ...string) string {
-	var connections []string
-	for _, p := range peers {
-		connections = append(connections, fmt.Sprintf(`%q:{"connected":true,"message":"Connected"}`, p))
-	}
+	connections := cluster.Each(peers, func(p string) string { return fmt.Sprintf(`%q:{"connected":true,"message":"Connected"}`, p) })
 	return fmt.Sprintf(`{"name":"pvc-1","node_name":%q,"flags":[%s],"state":{"in_use":false},"layer_object":{"type":"DRBD","drbd":{"connections":{%s}},"children":[{"type":"STORAGE"}]},`+
 		`"volumes":[{"volume_number":0,"state":{"disk_state":%q%s}}]}`, node, flags, strings.Join(connections, ","), disk, more)
 }
@@ -382,15 +379,9 @@ func TestCopiesOfLINSTOR(t *testing.T) {
 		"without a layer":          {wk2: `{"name":"pvc-1","node_name":"wk2","volumes":[{"state":{"disk_state":"UpToDate"}}]}`},
 	}
 	must.Each(t, cases, func(t *testing.T, tc row) {
-		nodes := tc.nodes
-		if nodes == "" {
-			nodes = twoNodes
-		}
-		s := must.Get(linstorAPI{get: answering(map[string]string{"/v1/nodes": nodes, "/v1/view/resources": list(drbd("wk1", "", "UpToDate", "", "wk2"), tc.wk2)})}.system(t.Context()))(t)
+		s := must.Get(linstorAPI{get: answering(map[string]string{"/v1/nodes": cmp.Or(tc.nodes, twoNodes), "/v1/view/resources": list(drbd("wk1", "", "UpToDate", "", "wk2"), tc.wk2)})}.system(t.Context()))(t)
 		tc.want.Node = "wk2"
-		if v := s.Volumes[0]; v.Replicas[1] != tc.want || v.Robust != tc.robust {
-			t.Errorf("robust %v, %+v, want %v, %+v", v.Robust, v.Replicas[1], tc.robust, tc.want)
-		}
+		must.Equal(t, "replica, robust", []any{tc.want, tc.robust}, []any{s.Volumes[0].Replicas[1], s.Volumes[0].Robust})
 	})
 }
 
@@ -503,9 +494,8 @@ func TestHoldsOfLINSTOR(t *testing.T) {
 		System: "LINSTOR", Setting: "DrbdOptions/AutoEvictAfterTime of wk1", Now: "60", Memo: memo,
 		Undo: `echo '{"override_props":{"DrbdOptions/AutoEvictAfterTime":"25"},"delete_props":["Aux/recast.dev/hold"]}' | kubectl replace --raw /proxy/v1/nodes/wk1 -f -`,
 	}}
-	got, err := replica.Held(settings(t, nodeOf(map[string]string{evictAfter: "60", holdMemo: `{"was":"25","set":"60","nodes":{"wk1":60}}`}, nil)))
-	must.Do(t, err)
-	must.Equal(t, "got", want, got)
+	held := map[string]string{evictAfter: "60", holdMemo: `{"was":"25","set":"60","nodes":{"wk1":60}}`}
+	must.Equal(t, "got", want, must.Get(replica.Held(settings(t, nodeOf(held, nil))))(t))
 	s, err := linstorAPI{get: answering(map[string]string{
 		"/v1/nodes":                 `[{"name":"wk1","connection_status":"ONLINE","props":{"DrbdOptions/AutoEvictAfterTime":"60","Aux/recast.dev/hold":"{\"was\":\"25\",\"set\":\"60\",\"nodes\":{\"wk1\":60}}"}}]`,
 		"/v1/controller/properties": `{"DrbdOptions/AutoEvictAllowEviction":"true"}`,
@@ -520,12 +510,10 @@ func TestHoldOfLINSTORRefuses(t *testing.T) {
 	for _, memo := range []string{"", "{}", `{"was":"x","set":"60","nodes":{"wk1":60}}`, `{"was":"","set":"","nodes":{"wk1":60}}`, `{"was":"20","set":"60"}`} {
 		var wrote []string
 		read := settings(t, nodeOf(map[string]string{evictAfter: "60", holdMemo: memo}, &wrote))
-		_, errHold := replica.HoldRebuild(t.Context(), read, "wk1", "r1", time.Hour)
-		_, errBack := replica.GiveBack(t.Context(), read, "wk1")
-		_, errHolds := replica.Held(read)
-		for _, err := range []error{errHold, errBack, errHolds} {
-			must.Not(t, fault.KindOf(err) != fault.Refused || len(fault.Hints(err)) == 0 || len(wrote) > 0,
-				"%q: %v, wrote %q", memo, err, wrote)
+		for _, err := range []error{
+			must.Err(replica.HoldRebuild(t.Context(), read, "wk1", "r1", time.Hour)), must.Err(replica.GiveBack(t.Context(), read, "wk1")), must.Err(replica.Held(read)),
+		} {
+			must.Not(t, fault.KindOf(err) != fault.Refused || len(fault.Hints(err)) == 0 || len(wrote) > 0, "%q: %v, wrote %q", memo, err, wrote)
 		}
 	}
 }
@@ -592,8 +580,7 @@ func TestReplicasInMayastor(t *testing.T) {
 	must.Each(t, cases, func(t *testing.T, tc row) {
 		s := must.Get(readMayastor(t.Context(), answering(map[string]string{firstPage: `{"entries":[` + volumeOf("a", tc.target, "Online", 1, tc.replica) + `]}`})))(t)
 		tc.want.Node = "wk1"
-		v := s.Volumes[0]
-		must.Not(t, v.Replicas[0] != tc.want || v.Robust != tc.want.Healthy, "%+v, want %+v", v, tc.want)
+		must.Equal(t, "replica, robust", []any{tc.want, tc.want.Healthy}, []any{s.Volumes[0].Replicas[0], s.Volumes[0].Robust})
 	})
 }
 

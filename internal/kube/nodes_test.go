@@ -405,9 +405,7 @@ func TestMarksOutliveTheMachine(t *testing.T) {
 		l.NodeUp(again)
 		time.Sleep(10 * time.Second)
 		nodes, err := c.Nodes(t.Context())
-		if err != nil || len(nodes) != 1 {
-			t.Fatalf("nodes = %v, %v", nodes, err)
-		}
+		must.Equal(t, "nodes, error", []any{1, nil}, []any{len(nodes), err})
 		type view struct {
 			BootID, FailedBuild string
 			Unschedulable       bool

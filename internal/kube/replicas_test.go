@@ -23,14 +23,21 @@ import (
 	"github.com/recast-sh/recast/internal/sim/must"
 )
 
+// longhorn installs what Longhorn's objects are, and adds some of each kind.
+func (l *lab) longhorn(t *testing.T) map[string]func(namespace, name string, content map[string]any) {
+	t.Helper()
+	add := map[string]func(namespace, name string, content map[string]any){}
+	for resource, kind := range map[string]string{"nodes": "Node", "volumes": "Volume", "replicas": "Replica", "settings": "Setting", "engines": "Engine", "orphans": "Orphan"} {
+		add[resource] = l.install(t, "longhorn.io", "v1beta2", resource, kind, true)
+	}
+	return add
+}
+
 // TestReplicasOfLonghorn reads objects as longhorn-manager writes them.
 func TestReplicasOfLonghorn(t *testing.T) {
 	must.Bubble(t, func(t *testing.T) {
 		l := newLab(t, "wk1", "wk2")
-		add := map[string]func(namespace, name string, content map[string]any){}
-		for resource, kind := range map[string]string{"nodes": "Node", "volumes": "Volume", "replicas": "Replica", "settings": "Setting", "engines": "Engine"} {
-			add[resource] = l.install(t, "longhorn.io", "v1beta2", resource, kind, true)
-		}
+		add := l.longhorn(t)
 		const ns = "longhorn-system"
 		condition := func(status, reason string) []any {
 			return []any{map[string]any{"type": "Ready", "status": status, "reason": reason, "lastProbeTime": "", "lastTransitionTime": ""}}
@@ -84,16 +91,14 @@ func TestReplicasOfLonghorn(t *testing.T) {
 			},
 		}
 		c := l.client(t, "system:masters")
-		got, err := c.Replicas(t.Context())
-		must.Do(t, err)
-		must.Equal(t, "got", []replica.System{want}, got)
+		must.Equal(t, "got", []replica.System{want}, must.Get(c.Replicas(t.Context()))(t))
 		set := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Name: "longhorn-manager", Namespace: ns}}
 		set.Spec.Selector = &metav1.LabelSelector{MatchLabels: map[string]string{"app": "longhorn-manager"}}
 		set.Spec.Template.Labels = set.Spec.Selector.MatchLabels
 		set.Spec.Template.Spec.NodeSelector = map[string]string{"none": "has it"}
 		l.put(t, store.DaemonSets(), set)
 		time.Sleep(time.Second)
-		got = must.Get(c.Replicas(t.Context()))(t)
+		got := must.Get(c.Replicas(t.Context()))(t)
 		must.Equal(t, "away", "no pod of DaemonSet longhorn-system/longhorn-manager is ready", got[0].Away)
 	})
 }
@@ -120,8 +125,8 @@ func TestReplicasUnread(t *testing.T) {
 	}
 	asked := 0
 	c := serveEach(t, func(*http.Request) (page, bool) { asked++; return groups("example.org"), true })
-	got := must.Get(c.Replicas(t.Context()))(t)
-	must.Equal(t, "replicas known, requests", []any{false, 1}, []any{got != nil, asked})
+	must.Equal(t, "replicas", []replica.System(nil), must.Get(c.Replicas(t.Context()))(t))
+	must.Equal(t, "requests", 1, asked)
 	must.Fail(t, must.Err(serve(t, map[string]page{"/apis": {http.StatusOK, `{"groups":[{"name":"longhorn.io","versions":[{"version":"v2"}]}]}`}}).Replicas(t.Context())), "longhorn.io is served as v2 only, recast knows v1beta2")
 }
 
@@ -232,8 +237,7 @@ func checkReplicas(t *testing.T, pages func() map[string]page, cases map[string]
 		got, err := serve(t, all).Replicas(t.Context())
 		if tc.fails != "" {
 			must.Fail(t, err, tc.fails)
-			refused := tc.page.code == http.StatusForbidden
-			must.Not(t, refused != (fault.KindOf(err) == fault.Refused), "kind %v", fault.KindOf(err))
+			must.Equal(t, "refused", tc.page.code == http.StatusForbidden, fault.KindOf(err) == fault.Refused)
 			return
 		}
 		var want []replica.System
@@ -380,7 +384,10 @@ func TestLocalDataOfLonghorn(t *testing.T) {
 	t.Parallel()
 	disk := func(kind, path string) map[string]any { return map[string]any{"diskType": kind, "path": path} }
 	def := map[string]any{"default": disk("filesystem", "/var/lib/longhorn/")}
-	unknown := []cluster.LocalData{{Name: "longhorn/var/lib/longhorn", What: "Longhorn disk default (not ready: what is on it is unknown)", Path: "/var/lib/longhorn"}}
+	only := func(what string) []cluster.LocalData {
+		return []cluster.LocalData{{Name: "longhorn/var/lib/longhorn", What: "Longhorn disk default (" + what + ")", Path: "/var/lib/longhorn"}}
+	}
+	unknown := only("not ready: what is on it is unknown")
 	imaged := diskStatus("True", "r1")
 	imaged["scheduledBackingImage"] = map[string]any{"bi": int64(1)}
 	noUUID := diskStatus("True")
@@ -390,12 +397,8 @@ func TestLocalDataOfLonghorn(t *testing.T) {
 		want          []cluster.LocalData
 	}
 	cases := map[string]row{
-		"replicas": {def, map[string]any{"default": diskStatus("True", "r1", "r2")}, []cluster.LocalData{
-			{Name: "longhorn/var/lib/longhorn", What: "Longhorn disk default (2 replicas)", Path: "/var/lib/longhorn"},
-		}},
-		"and backing images": {def, map[string]any{"default": imaged}, []cluster.LocalData{
-			{Name: "longhorn/var/lib/longhorn", What: "Longhorn disk default (1 replicas, 1 backing images)", Path: "/var/lib/longhorn"},
-		}},
+		"replicas":            {def, map[string]any{"default": diskStatus("True", "r1", "r2")}, only("2 replicas")},
+		"and backing images":  {def, map[string]any{"default": imaged}, only("1 replicas, 1 backing images")},
 		"empty":               {disks: def, status: map[string]any{"default": diskStatus("True")}},
 		"no status yet":       {def, nil, unknown},
 		"status of null":      {def, map[string]any{"default": nil}, unknown},
@@ -460,19 +463,16 @@ func TestLonghornDiskIsEmptyOnlyWithoutReplicas(t *testing.T) {
 	must.Bubbles(t, cases, func(t *testing.T, tc row) {
 		l := upLab(t, "wk1", "wk2")
 		disks := map[string]any{"default": map[string]any{"diskType": "filesystem", "path": "/var/lib/longhorn/"}}
-		l.install(t, "longhorn.io", "v1beta2", "nodes", "Node", true)("longhorn-system", "wk1", longhornNode(disks, map[string]any{"default": tc.status}))
-		replicas, orphans := l.install(t, "longhorn.io", "v1beta2", "replicas", "Replica", true), l.install(t, "longhorn.io", "v1beta2", "orphans", "Orphan", true)
+		add := l.longhorn(t)
+		add["nodes"]("longhorn-system", "wk1", longhornNode(disks, map[string]any{"default": tc.status}))
 		if tc.replica != nil {
-			replicas("longhorn-system", "pvc-1-r-1a2b3c4d", tc.replica)
+			add["replicas"]("longhorn-system", "pvc-1-r-1a2b3c4d", tc.replica)
 		}
 		if tc.orphan != nil {
-			orphans("longhorn-system", "orphan-1", tc.orphan)
+			add["orphans"]("longhorn-system", "orphan-1", tc.orphan)
 		}
-		var got strings.Builder
-		for _, d := range l.localData(t, l.client(t, "system:masters"), "wk1") {
-			got.WriteString(d.What)
-		}
-		must.Equal(t, "local data", strings.TrimSuffix("Longhorn disk default ("+tc.want+")", "Longhorn disk default ()"), got.String())
+		got := cluster.Each(l.localData(t, l.client(t, "system:masters"), "wk1"), func(d cluster.LocalData) string { return d.What })
+		must.Equal(t, "local data", strings.TrimSuffix("Longhorn disk default ("+tc.want+")", "Longhorn disk default ()"), strings.Join(got, ""))
 	})
 }
 
@@ -528,8 +528,7 @@ func TestLonghornOfAnotherVersionIsAnError(t *testing.T) {
 	must.Bubble(t, func(t *testing.T) {
 		l := upLab(t, "wk1")
 		l.install(t, "longhorn.io", "v1", "nodes", "Node", true)
-		_, err := l.client(t, "system:masters").LocalData(t.Context(), cluster.KubeNode{Name: "wk1"})
-		must.Fail(t, err, "longhorn.io is served as v1 only, recast knows v1beta2")
+		must.Fail(t, must.Err(l.client(t, "system:masters").LocalData(t.Context(), cluster.KubeNode{Name: "wk1"})), "longhorn.io is served as v1 only, recast knows v1beta2")
 	})
 }
 
@@ -538,10 +537,7 @@ func TestLonghornOfAnotherVersionIsAnError(t *testing.T) {
 func TestRebuildsOfLonghorn(t *testing.T) {
 	must.Bubble(t, func(t *testing.T) {
 		l := newLab(t)
-		add := map[string]func(namespace, name string, content map[string]any){}
-		for resource, kind := range map[string]string{"nodes": "Node", "volumes": "Volume", "replicas": "Replica", "settings": "Setting", "engines": "Engine"} {
-			add[resource] = l.install(t, "longhorn.io", "v1beta2", resource, kind, true)
-		}
+		add := l.longhorn(t)
 		const ns, at = "longhorn-system", "2026-08-21T17:16:52Z"
 		add["volumes"](ns, "a", map[string]any{"spec": map[string]any{"numberOfReplicas": int64(2)}, "status": map[string]any{"state": "attached", "robustness": "degraded"}})
 		for name, spec := range map[string]map[string]any{
@@ -587,8 +583,7 @@ func withSetting(t *testing.T) (*lab, *kube.Client) {
 // setting is the value, and the annotations besides Longhorn's own.
 func (l *lab) setting(t *testing.T) (value, memo string) {
 	t.Helper()
-	o := must.Get(l.Store().Get(t.Context(), settingsOfLonghorn, "longhorn-system", waitSetting))(t)
-	u := o.(*unstructured.Unstructured)
+	u := must.Get(l.Store().Get(t.Context(), settingsOfLonghorn, "longhorn-system", waitSetting))(t).(*unstructured.Unstructured)
 	must.Equal(t, "annotation of Longhorn", "7", u.GetAnnotations()["longhorn.io/configmap-resource-version"])
 	value, _, _ = unstructured.NestedString(u.Object, "value")
 	return value, sameRun(t, u.GetAnnotations()[holdMemo])
@@ -608,8 +603,7 @@ func sameRun(t *testing.T, memo string) string {
 // set changes the setting as a person does, besides recast.
 func (l *lab) set(t *testing.T, value, memo string) {
 	t.Helper()
-	o := must.Get(l.Store().Get(t.Context(), settingsOfLonghorn, "longhorn-system", waitSetting))(t)
-	u := o.(*unstructured.Unstructured).DeepCopy()
+	u := must.Get(l.Store().Get(t.Context(), settingsOfLonghorn, "longhorn-system", waitSetting))(t).(*unstructured.Unstructured).DeepCopy()
 	u.Object["value"] = value
 	if memo != "" {
 		a := u.GetAnnotations()
@@ -707,8 +701,7 @@ func TestHoldRefuses(t *testing.T) {
 		l, c := withSetting(t)
 		tc.do(t, l)
 		value, memo := l.setting(t)
-		_, err := c.HoldRebuild(t.Context(), "Longhorn", "wk1", "run-1", 15*time.Minute)
-		must.FailAs(t, err, fault.Refused, tc.want)
+		must.FailAs(t, must.Err(c.HoldRebuild(t.Context(), "Longhorn", "wk1", "run-1", 15*time.Minute)), fault.Refused, tc.want)
 		l.requireSetting(t, value, memo)
 	})
 }
@@ -722,9 +715,9 @@ func TestMayHold(t *testing.T) {
 		reader := l.client(t, "readers")
 		must.FailAs(t, reader.MayHold(t.Context(), "Longhorn"), fault.Refused)
 		start := time.Now()
-		_, err := reader.HoldRebuild(t.Context(), "Longhorn", "wk1", "run-1", 15*time.Minute)
-		must.Not(t, fault.KindOf(err) != fault.Refused || len(fault.Hints(err)) == 0 || time.Since(start) > time.Second,
-			"%v, hints %q", err, fault.Hints(err))
+		err := must.Err(reader.HoldRebuild(t.Context(), "Longhorn", "wk1", "run-1", 15*time.Minute))
+		must.FailAs(t, err, fault.Refused)
+		must.Not(t, len(fault.Hints(err)) == 0 || time.Since(start) > time.Second, "%v has no hint, or is late", err)
 		l.requireSetting(t, "600", "")
 	})
 }

@@ -338,9 +338,8 @@ func TestProtect(t *testing.T) {
 			text, by, err := w.options.Protect(t.Context(), filepath.Join(w.options.Base, "secrets.yaml"), tc.recipients, cluster.Secret(plain))
 			switch {
 			case tc.err != "":
-				if err == nil || !strings.Contains(err.Error(), tc.err) || text != nil || fault.KindOf(err) == fault.Failed {
-					t.Errorf("%q, %v; want %q", text, err, tc.err)
-				}
+				must.Fail(t, err, tc.err)
+				must.Not(t, text != nil || fault.KindOf(err) == fault.Failed, "%q, %v", text, err)
 			case err != nil || by != tc.by || encryption(text) != tc.by || tc.by == "" && string(text) != plain:
 				t.Errorf("%q by %q, %v", text, by, err)
 			}
@@ -383,7 +382,7 @@ func TestInterrupted(t *testing.T) {
 	}()
 	s := w.open()
 	_, _, err := s.Config(ctx, "wk1")
-	must.Not(t, !errors.Is(err, context.Canceled), "err = %v", err)
+	must.FailIs(t, err, context.Canceled)
 	requireNoOutput(t)
 	text, _, err := s.Config(t.Context(), "wk1")
 	must.Not(t, string(text) != "secret\n", "%q, %v", text, err)

@@ -75,7 +75,7 @@ func TestEncryption(t *testing.T) {
 		must.Equal(t, name, c.want, must.Get(encryptionOf(c.config))(t))
 	}
 	for name, config := range map[string]string{"no YAML": "a: [s3cret", "not as Talos has it": "kind: VolumeConfig\nencryption: {keys: s3cret}\n"} {
-		_, err := encryptionOf(config)
+		err := must.Err(encryptionOf(config))
 		must.Not(t, err == nil || strings.Contains(err.Error(), "s3cret"), "%s: err = %v", name, err)
 	}
 }
@@ -139,10 +139,9 @@ func FuzzLoaderEntry(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text string, raw []byte) {
 		loaderEntry(raw)
 		text = strings.ToValidUTF8(text, "")
-		if strings.ContainsAny(text, "\x00\ufffd") {
-			return
+		if !strings.ContainsAny(text, "\x00\ufffd") {
+			must.Equal(t, text, strings.ToLower(text), loaderEntry(variable(text)))
 		}
-		must.Equal(t, text, strings.ToLower(text), loaderEntry(variable(text)))
 	})
 }
 
@@ -265,9 +264,8 @@ func TestBlankMachineBecomesNode(t *testing.T) {
 		node := await(t, func() (cluster.Machine, error) { return cluster.ReadMachine(ctx, c, workerAddr) },
 			func(m cluster.Machine) bool { return m.Stage == "running" && m.Ready && m.BootEntry != "" })
 		must.Not(t, node.FromISO, "an installed system runs from an ISO")
-		if node.BootID == "" || blank.BootID != "" { // in maintenance mode Talos reports it since 1.14
-			t.Errorf("boot ID before %q, after %q", blank.BootID, node.BootID)
-		}
+		// In maintenance mode Talos reports it since 1.14.
+		must.Not(t, node.BootID == "" || blank.BootID != "", "boot ID before %q, after %q", blank.BootID, node.BootID)
 		must.Not(t, node.Hostname != "wk1" || node.SystemDisk != "vda" || node.InstallImage != installer || node.ControlPlane,
 			"node = %+v", node)
 		checkParts(t, c, node)
@@ -364,9 +362,7 @@ func TestApplyConfigLosesItsAnswer(t *testing.T) {
 func TestReaderComparesTheRest(t *testing.T) {
 	inLab(t, func(t *testing.T, l *lab, admin *Client) {
 		whole, err := cluster.ReadCompared(t.Context(), admin, cpAddr)
-		if err != nil || whole.ConfigHidden || whole.InstallImage == "" {
-			t.Fatalf("as os:admin: %+v, %v", whole, err)
-		}
+		must.Not(t, err != nil || whole.ConfigHidden || whole.InstallImage == "", "as os:admin: %+v, %v", whole, err)
 		got := must.Get(cluster.ReadCompared(t.Context(), l.client(role.Reader), cpAddr))(t)
 		whole.ConfigHidden, whole.InstallImage, whole.Configs, whole.Encryption, whole.NextBoot = true, "", cluster.Configs{}, nil, ""
 		must.Equal(t, "as os:reader", whole, got)

@@ -72,7 +72,7 @@ func TestPatchGenerated(t *testing.T) {
 					cfg := must.Get(configloader.NewFromBytes(patched))(t)
 					if u := cfg.UnattendedInstallConfig(); u != nil {
 						got := fmt.Sprintf("%s %s %t", u.InstallerImage(), u.VolumeSelector(), u.VolumeWipe())
-						must.Not(t, got != installer+` disk.wwid == "naa.30a1b2c3d4e5f607" false`, "unattended install of %s", got)
+						must.Equal(t, "unattended install", installer+` disk.wwid == "naa.30a1b2c3d4e5f607" false`, got)
 					} else if in := cfg.Machine().Install(); in.Image() != installer || in.Disk() != "" || in.Zero() {
 						t.Errorf("install = %+v", in)
 					}
@@ -179,8 +179,7 @@ func TestPatchLeavesTheRest(t *testing.T) {
 	for name, c := range cases {
 		for version, want := range c.lines {
 			config := generated(t, version, machine.TypeWorker, false)
-			patched, err := new(Client).PatchConfig(config, c.patch)
-			must.Pass(t, err)
+			patched := must.Get(new(Client).PatchConfig(config, c.patch))(t)
 			must.Equal(t, name+", "+version+": lines that differ", want, changedLines(config, patched))
 		}
 	}
@@ -218,9 +217,7 @@ func TestPatchInstallerWhereNoneWas(t *testing.T) {
 
 func decode(t *testing.T, text string, into *any) {
 	t.Helper()
-	if err := yaml.Unmarshal([]byte(text), into); err != nil {
-		t.Fatalf("%v in:\n%s", err, text)
-	}
+	must.Do(t, yaml.Unmarshal([]byte(text), into))
 }
 
 func TestPatchRefuses(t *testing.T) {
@@ -249,8 +246,8 @@ func TestPatchRefuses(t *testing.T) {
 		"a bad hostname":          {with(""), cluster.ConfigPatch{Installer: installer, Disk: cluster.MachineDisk{Serial: "a1"}, Hostname: strings.Repeat("a", 64)}, "hostname"},
 	}, func(t *testing.T, c row) {
 		got, err := new(Client).PatchConfig(c.config, c.patch)
-		must.Not(t, got != nil || err == nil || !strings.Contains(err.Error(), c.want) || fault.KindOf(err) != fault.Refused,
-			"err = %v, want %q; %d bytes", err, c.want, len(got))
+		must.FailAs(t, err, fault.Refused, c.want)
+		must.Not(t, got != nil, "%d bytes", len(got))
 	})
 }
 
@@ -314,9 +311,7 @@ func TestErrorsHideValues(t *testing.T) {
 				secretLines = append(secretLines, value)
 			}
 		}
-		if len(secretLines) < 5 {
-			t.Fatalf("%s: only %d secrets in the configuration", version, len(secretLines))
-		}
+		must.Not(t, len(secretLines) < 5, "%s: only %d secrets in the configuration", version, len(secretLines))
 		failed := 0
 		lines := strings.SplitAfter(string(config), "\n")
 		for i, line := range lines {
@@ -338,13 +333,9 @@ func TestErrorsHideValues(t *testing.T) {
 			}
 			failed++
 			text := strings.Join(append(fault.Hints(err), fmt.Sprintf("%v %+v %#v", err, err, err)), " ")
-			if strings.Contains(text, canary[:8]) {
-				t.Fatalf("%s: %q is exposed in: %v", version, instead, err)
-			}
+			must.Not(t, strings.Contains(text, canary[:8]), "%s: %q is exposed in: %v", version, instead, err)
 			for _, secret := range secretLines {
-				if strings.Contains(text, secret) {
-					t.Fatalf("%s: %q exposes a secret in: %v", version, instead, err)
-				}
+				must.Not(t, strings.Contains(text, secret), "%s: %q exposes a secret in: %v", version, instead, err)
 			}
 		}
 		must.Not(t, failed < 40/every, "%s: only %d of the broken configurations were refused", version, failed)
@@ -409,9 +400,7 @@ func TestPatchKubernetesKeeps(t *testing.T) {
 		"no version":          {kubelet, "ghcr.io/siderolabs/kubelet:latest", ""},
 	}, func(t *testing.T, c row) {
 		edited := strings.Replace(config, c.old, c.fresh, 1)
-		if edited == config {
-			t.Fatalf("it has no %q", c.old)
-		}
+		must.Not(t, edited == config, "it has no %q", c.old)
 		patched, err := new(Client).PatchConfig(cluster.Secret(edited), cluster.ConfigPatch{Kubernetes: kubernetesImages})
 		must.Not(t, (err != nil) != (c.want == "") || !strings.Contains(string(patched), c.want),
 			"%v, want %q in\n%s", err, c.want, patched)
@@ -449,12 +438,8 @@ func TestInPlace(t *testing.T) {
 			"booted %q, next %q", before.BootEntry, before.NextBoot)
 		var said []string
 		say := func(line string) { said = append(said, line) }
-		if ok, err := c.PullInstaller(ctx, cpAddr, cpUUID, nextInstaller, say); !ok || err != nil || len(said) == 0 {
-			t.Fatalf("supported = %t, err = %v, said %q", ok, err, said)
-		}
-		if reboots, err := c.Install(ctx, cpAddr, cpUUID, nextInstaller, "", say); reboots || err != nil {
-			t.Fatalf("reboots = %t, err = %v", reboots, err)
-		}
+		must.Not(t, !must.Get(c.PullInstaller(ctx, cpAddr, cpUUID, nextInstaller, say))(t) || len(said) == 0, "unsupported, or said %q", said)
+		must.Not(t, must.Get(c.Install(ctx, cpAddr, cpUUID, nextInstaller, "", say))(t), "it reboots")
 		pending := l.running(c, cpAddr)
 		must.Not(t, pending.BootEntry != before.BootEntry || pending.NextBoot == before.NextBoot || pending.NextBoot != strings.ToLower(pending.NextBoot),
 			"installed: booted %q, next %q", pending.BootEntry, pending.NextBoot)

@@ -240,9 +240,7 @@ func selectors(t *testing.T, document string, on selectable) []cluster.DiskSelec
 		text = "version: v1alpha1\n" + document
 	}
 	cfg, _, err := loadKnown([]byte(text))
-	if err != nil {
-		t.Fatalf("%v\n%s", err, text)
-	}
+	must.Do(t, err)
 	on.cfg = cfg
 	var out []cluster.DiskSelector
 	for _, s := range selectorsOf(cfg, "v1.14.1") {
@@ -349,12 +347,8 @@ const systemPartition = "---\napiVersion: v1alpha1\nkind: VolumeConfig\nname: %s
 
 func configVolumes(t *testing.T, text, version string) map[string]cluster.ConfigVolume {
 	t.Helper()
-	all, err := (&Client{}).ConfigVolumes(cluster.Secret(text), version)
-	if err != nil {
-		t.Fatalf("%v\n%s", err, text)
-	}
 	out := map[string]cluster.ConfigVolume{}
-	for _, v := range all {
+	for _, v := range must.Get((&Client{}).ConfigVolumes(cluster.Secret(text), version))(t) {
 		out[v.ID] = v
 	}
 	return out

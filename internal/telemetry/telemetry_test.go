@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"os"
@@ -157,10 +158,7 @@ func TestSpansAreSentAfterCtrlC(t *testing.T) {
 	stopped := errors.New("Ctrl-C")
 	err = run.Run(ctx, step.Step{ID: "roll", Do: func(ctx context.Context) error { cancel(stopped); return context.Cause(ctx) }})
 	tele.End(ctx, 130, err)
-	var got []string
-	for _, s := range kept.spans {
-		got = append(got, s.Name+": "+s.Status.Description)
-	}
+	got := cluster.Each(kept.spans, func(s tracetest.SpanStub) string { return s.Name + ": " + s.Status.Description })
 	must.Equal(t, "spans", []string{"roll: roll: Ctrl-C", "recast roll: roll: Ctrl-C"}, got)
 }
 
@@ -250,10 +248,7 @@ func TestDriftAsMetrics(t *testing.T) {
 	}})
 	must.FailIs(t, must.Err(os.Stat(path)), os.ErrNotExist)
 	tele.End(ctx, 2, nil)
-	info, err := os.Stat(path)
-	if err != nil || info.Mode().Perm() != 0o644 {
-		t.Fatalf("%v, %v", info, err)
-	}
+	must.Equal(t, "mode", os.FileMode(0o644), must.Get(os.Stat(path))(t).Mode().Perm())
 	parser := expfmt.NewTextParser(model.UTF8Validation)
 	families := must.Get(parser.TextToMetricFamilies(strings.NewReader(read(t, path))))(t)
 	got := map[string]float64{}
@@ -329,9 +324,7 @@ func TestMetricsIntoAPipe(t *testing.T) {
 	defer r.Close()
 	tele, ctx := start(t, Options{MetricsFile: path})
 	tele.End(ctx, 0, nil)
-	if info, err := os.Lstat(path); err != nil || info.Mode().Type() != os.ModeNamedPipe {
-		t.Fatalf("it is %v now, %v", info.Mode(), err)
-	}
+	must.Equal(t, "type", os.ModeNamedPipe, must.Get(os.Lstat(path))(t).Mode().Type())
 	got := make([]byte, 64<<10)
 	n, err := r.Read(got)
 	must.Not(t, err != nil || !strings.Contains(string(got[:n]), "# TYPE recast_"), "it holds %q, %v", got[:n], err)
@@ -354,12 +347,8 @@ func TestStepsAreCountedByKind(t *testing.T) {
 			branch("wk1", branch("take-down", step.Step{ID: "drain", Do: work})),
 			branch("wk2", branch("take-down", step.Step{ID: "drain", Do: func(context.Context) error { return errors.New("broken") }})))))
 	tele.End(ctx, 1, err)
-	got := map[string]float64{}
-	for key, v := range parse(t, path) {
-		if strings.HasPrefix(key, "step") {
-			got[key] = v
-		}
-	}
+	got := parse(t, path)
+	maps.DeleteFunc(got, func(key string, _ float64) bool { return !strings.HasPrefix(key, "step") })
 	want := map[string]float64{"step_duration_seconds try-boot": 2, "step_duration_seconds drain": 2, "steps_failed_total drain": 1}
 	must.Equal(t, "metrics of steps", want, got)
 }
@@ -370,9 +359,7 @@ func TestRulesOfTheNotes(t *testing.T) {
 	t.Parallel()
 	notes := read(t, "../../docs/notes/observability.md")
 	rules := regexp.MustCompile(`(?m)^  expr: (.*)$`).FindAllStringSubmatch(notes, -1)
-	if len(rules) != 2 {
-		t.Fatalf("the notes have %q", rules)
-	}
+	must.Equal(t, "rules in the notes", 2, len(rules))
 	for name, c := range map[string]struct {
 		exit  int
 		nodes []observe.Drift // nil: it failed before reading nodes

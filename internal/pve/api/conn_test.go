@@ -10,13 +10,13 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
@@ -62,16 +62,13 @@ func connWith(t *testing.T, s *apitest.Site, o Options, hosts ...string) *Conn {
 // inSite runs a test in a bubble with a site of its own, beside the others.
 func inSite(t *testing.T, test func(t *testing.T, s *apitest.Site)) {
 	t.Helper()
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) { test(t, apitest.NewSite(t)) })
+	must.Bubble(t, func(t *testing.T) { test(t, apitest.NewSite(t)) })
 }
 
 // inEachSite runs each row of a table in a site of its own, all at the same time.
 func inEachSite[T any](t *testing.T, rows map[string]T, test func(t *testing.T, s *apitest.Site, row T)) {
 	t.Helper()
-	must.Each(t, rows, func(t *testing.T, row T) {
-		synctest.Test(t, func(t *testing.T) { test(t, apitest.NewSite(t), row) })
-	})
+	must.Bubbles(t, rows, func(t *testing.T, row T) { test(t, apitest.NewSite(t), row) })
 }
 
 func TestReadIsRepeated(t *testing.T) {
@@ -93,17 +90,15 @@ func TestReadIsRepeated(t *testing.T) {
 		"empty success":               {[]route{raw("200 OK", "")}, again[:1], "GET /cluster/nextid: 200 the answer is not that of a Proxmox API"},
 		"forgot who asks":             {[]route{raw("500 user name not set", ""), data(`"100"`)}, again, ""},
 		"given up": {
-			[]route{raw("599 Too many redirections", "")},
-			[]string{request, request, request, request},
-			"GET /cluster/nextid: 599 Too many redirections",
+			[]route{raw("599 Too many redirections", "")}, []string{request, request, request, request}, "GET /cluster/nextid: 599 Too many redirections",
 		},
 	}, func(t *testing.T, s *apitest.Site, tc row) {
 		pve1 := s.Node(t, "pve1")
 		pve1.On(request, tc.answers...)
 		var got string
 		err := connTo(t, s, "pve1").Get(t.Context(), "/cluster/nextid", &got)
-		must.Not(t, tc.err == "" && (err != nil || got != "100") || tc.err != "" && fmt.Sprint(err) != tc.err,
-			"got %q, error %v; want error %q", got, err, tc.err)
+		must.Equal(t, "error", cmp.Or(tc.err, "<nil>"), fmt.Sprint(err))
+		must.Not(t, err == nil && got != "100", "got %q", got)
 		must.Equal(t, "requests", tc.want, pve1.Requests())
 	})
 }
@@ -127,8 +122,7 @@ func TestChangeWithAForgottenUser(t *testing.T) {
 					pve1 := s.Node(t, "pve1")
 					pve1.On(method+" /nodes/pve1/qemu/101/config", tc.answers...)
 					err := connTo(t, s, "pve1").Change(t.Context(), method, "/nodes/pve1/qemu/101/config", nil, nil)
-					must.Not(t, tc.err == "" && err != nil || tc.err != "" && (err == nil || !strings.Contains(err.Error(), tc.err)),
-						"error is %v, want %q", err, tc.err)
+					must.Fail(t, err, tc.err)
 					must.Not(t, errors.Is(err, cluster.ErrLostAnswer), "%v: nothing was done", err)
 					must.Equal(t, "sent", tc.times, len(pve1.Requests()))
 				})
@@ -145,8 +139,7 @@ func TestChangeGoesToAnotherEndpointIfNothingWasSent(t *testing.T) {
 		for range 2 {
 			must.Do(t, c.Change(t.Context(), http.MethodPut, "/nodes/pve1/qemu/101/config", map[string]string{"cores": "2"}, nil))
 		}
-		want := []string{"PUT /nodes/pve1/qemu/101/config", "PUT /nodes/pve1/qemu/101/config"}
-		must.Equal(t, "requests", want, pve2.Requests())
+		must.Equal(t, "requests", slices.Repeat([]string{"PUT /nodes/pve1/qemu/101/config"}, 2), pve2.Requests())
 		must.Equal(t, "first endpoint", int64(1), c.relay.current.Load())
 	})
 }
@@ -174,18 +167,16 @@ func TestNewRefuses(t *testing.T) {
 		o := good
 		tc.change(&o)
 		_, err := Connect(o)
-		must.Not(t, fmt.Sprint(err) != tc.want || fault.KindOf(err) != fault.Config,
-			"error %v of kind %v, want %q", err, fault.KindOf(err), tc.want)
+		must.FailAs(t, err, fault.Config)
+		must.Equal(t, "error", tc.want, fmt.Sprint(err))
 	})
 }
 
 func TestEndpoints(t *testing.T) {
 	t.Parallel()
 	got := must.Get(parseEndpoints([]string{"https://pve1/", "https://[::1]:443", "https://pve2.example"}))(t)
-	want := []string{net.JoinHostPort("pve1", "8006"), "[::1]:443", "pve2.example:8006"}
-	for i, u := range got {
-		must.Equal(t, "host", want[i], u.Host)
-	}
+	hosts := cluster.Each(got, func(u *url.URL) string { return u.Host })
+	must.Equal(t, "hosts", []string{"pve1:8006", "[::1]:443", "pve2.example:8006"}, hosts)
 }
 
 // dead is an address that drops packets; deaf one that accepts connections and never answers.
@@ -257,13 +248,7 @@ func TestReadsAreBounded(t *testing.T) {
 		err := c.Get(t.Context(), "/nodes/pve9/qemu/101/config", &raw)
 		must.Take(t, start, 0, tc.within)
 		must.Equal(t, "error", cmp.Or(tc.err, "<nil>"), fmt.Sprint(err))
-		asked := 0
-		for _, f := range hosts {
-			if len(f.Requests()) > 0 {
-				asked++
-			}
-		}
-		must.Equal(t, "hosts asked", tc.asked, asked)
+		must.Equal(t, "hosts asked", tc.asked, len(cluster.Where(hosts, func(f *fake) bool { return len(f.Requests()) > 0 })))
 	})
 }
 
@@ -278,9 +263,7 @@ func TestAnEndpointIsNotBlamedForAnother(t *testing.T) {
 		c := connTo(t, s, "pve1", "pve2")
 		var out any
 		err := c.Get(t.Context(), "/nodes/pve9/tasks", &out)
-		if hints := fmt.Sprint(fault.Hints(err)); hints != "[the node that was asked does not reach pve9: see whether that one is up, and its pveproxy and pvedaemon]" {
-			t.Errorf("error %v, hints %s", err, hints)
-		}
+		must.Equal(t, "hints", []string{"the node that was asked does not reach pve9: see whether that one is up, and its pveproxy and pvedaemon"}, fault.Hints(err))
 		must.Do(t, c.Get(t.Context(), "/version", &out))
 		must.Equal(t, "last asked of pve1", "GET /version", pve1.Requests()[len(pve1.Requests())-1])
 	})
@@ -349,9 +332,9 @@ func TestAnAnswerThatDoesNotEnd(t *testing.T) {
 		})
 		start := time.Now()
 		err := connTo(t, s, "pve1").Change(t.Context(), http.MethodPut, "/x", nil, nil)
-		if took := time.Since(start); !errors.Is(err, cluster.ErrLostAnswer) || !errors.Is(err, errSlowAnswer) || took != headerTimeout {
-			t.Errorf("error %v after %s", err, took)
-		}
+		must.FailIs(t, err, cluster.ErrLostAnswer)
+		must.FailIs(t, err, errSlowAnswer)
+		must.Take(t, start, headerTimeout, headerTimeout)
 	})
 }
 
@@ -413,13 +396,11 @@ func TestTrust(t *testing.T) {
 			n.On("GET /cluster/status", data(`[{"type":"cluster","quorate":1}]`))
 		}
 		err := connWith(t, s, tc.options(t, s), host, "pve2").Get(t.Context(), "/cluster/status", new(any))
+		must.Fail(t, err, tc.err)
 		if tc.err == "" {
-			must.Not(t, err != nil, "%v", err)
 			return
 		}
-		must.Fail(t, err, tc.err)
-		hints := fmt.Sprint(fault.Hints(err))
-		must.Not(t, !strings.Contains(hints, tc.hint), "hints are %s, want %q in them", hints, tc.hint)
+		must.Contain(t, "hints", fmt.Sprint(fault.Hints(err)), tc.hint)
 		must.Not(t, len(first.Requests())+len(second.Requests()) > 0, "a request went to a server that is not trusted")
 	})
 }
@@ -431,9 +412,9 @@ func TestCertificateThatRanOut(t *testing.T) {
 		time.Sleep(time.Until(s.Cert.Leaf.NotAfter) + time.Second)
 		err := connTo(t, s, "pve1").Get(t.Context(), "/cluster/status", new(any))
 		why, wrongName := Untrusted(err)
-		if hints := fmt.Sprint(fault.Hints(err)); !strings.Contains(why, "expired") || wrongName || !strings.Contains(hints, "this machine's clock") || strings.Contains(hints, "caFile") {
-			t.Errorf("%v: %q, %t, %s", err, why, wrongName, hints)
-		}
+		hints := fmt.Sprint(fault.Hints(err))
+		must.Contain(t, "why, hints", why+hints, "expired", "this machine's clock")
+		must.Not(t, wrongName || strings.Contains(hints, "caFile"), "%v: %t, %s", err, wrongName, hints)
 	})
 }
 
@@ -450,9 +431,8 @@ func TestUntrusted(t *testing.T) {
 			"pve9": {Options{RootCAs: s.Pool()}, "pve9", true},
 		} {
 			err := connWith(t, s, want.o, host).Get(t.Context(), "/cluster/status", new(any))
-			if why, wrongName := Untrusted(err); !strings.Contains(why, want.why) || wrongName != want.wrongName {
-				t.Errorf("%s: %q, %t: %v", host, why, wrongName, err)
-			}
+			why, wrongName := Untrusted(err)
+			must.Not(t, !strings.Contains(why, want.why) || wrongName != want.wrongName, "%s: %q, %t: %v", host, why, wrongName, err)
 		}
 		why, _ := Untrusted(errors.New("refused"))
 		must.Not(t, why != "", "another error: %q", why)
@@ -637,7 +617,6 @@ func FuzzParseUPID(f *testing.F) {
 			return
 		}
 		must.Not(t, u.Node == "" || u.Type == "" || u.Raw != s || strings.Contains(u.ID, ":"), "%q is read as %+v", s, u)
-		path := u.Path("status")
-		must.Not(t, strings.Count(path, "/") != 5, "%q leads to %s", s, path)
+		must.Equal(t, s, 5, strings.Count(u.Path("status"), "/"))
 	})
 }
