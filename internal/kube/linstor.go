@@ -64,12 +64,8 @@ func (l *localScan) linstorPools(ctx context.Context, groups []metav1.APIGroup) 
 		return err
 	}
 	for _, s := range satellites {
-		n := l.byName(s.Metadata.Name)
-		if n == nil {
-			continue
-		}
-		for _, p := range s.Spec.StoragePools {
-			n.pools = append(n.pools, p.local())
+		if n := l.byName(s.Metadata.Name); n != nil {
+			n.pools = append(n.pools, cluster.Each(s.Spec.StoragePools, linstorPool.local)...)
 		}
 	}
 	return nil

@@ -517,12 +517,10 @@ func (c *Client) StaticPods(ctx context.Context) ([]cluster.StaticPod, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list pods of %s: %w", systemNamespace, c.translate(err))
 	}
-	var pods []cluster.StaticPod
-	for _, p := range list.Items {
-		if _, mirror := p.Annotations[corev1.MirrorPodAnnotationKey]; mirror {
-			pods = append(pods, staticPod(p))
-		}
-	}
+	mirrors := cluster.Where(list.Items, func(p corev1.Pod) bool {
+		return metav1.HasAnnotation(p.ObjectMeta, corev1.MirrorPodAnnotationKey)
+	})
+	pods := cluster.Each(mirrors, staticPod)
 	slices.SortFunc(pods, func(a, b cluster.StaticPod) int {
 		return cmp.Or(cmp.Compare(a.Node, b.Node), cmp.Compare(a.Component, b.Component))
 	})

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net"
 	"net/http"
 	"net/url"
 	"regexp"
@@ -289,13 +290,9 @@ func hintGateway(e *Error, err error) error {
 
 // namesOf returns the names and addresses of a certificate, except those of the local host.
 func namesOf(c *x509.Certificate) []string {
-	names := slices.DeleteFunc(slices.Clone(c.DNSNames), func(name string) bool { return name == "localhost" })
-	for _, ip := range c.IPAddresses {
-		if !ip.IsLoopback() {
-			names = append(names, ip.String())
-		}
-	}
-	return names
+	names := cluster.Where(c.DNSNames, func(name string) bool { return name != "localhost" })
+	ips := cluster.Where(c.IPAddresses, func(ip net.IP) bool { return !ip.IsLoopback() })
+	return append(names, cluster.Each(ips, net.IP.String)...)
 }
 
 func isCertificate(err error) bool {
