@@ -40,7 +40,10 @@ func (c *Client) Nodes(ctx context.Context) (nodes []cluster.KubeNode, err error
 		node, err := kubeNode(n)
 		nodes, unreadable = append(nodes, node), append(unreadable, err)
 	})
-	if err = cmp.Or(err, errors.Join(unreadable...)); err != nil {
+	if err == nil {
+		err = errors.Join(unreadable...)
+	}
+	if err != nil {
 		return nil, err
 	}
 	return nodes, nil
