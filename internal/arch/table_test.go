@@ -201,12 +201,10 @@ var table = []row{
 		"cluster", "cluster/config", "cluster/observe", "internal/knownissue", "internal/fault", "internal/foreign", "internal/redact", machinery, cosi, pki, grpc, protobuf, yaml, upgradeK8s, semver,
 	}},
 	{pkg: "internal/kube", allow: []string{
-		"cluster", "cluster/replica", "internal/expression", "internal/linstor", "internal/mayastor", "internal/wait", "internal/fault", "internal/foreign", "internal/format", clientGo, k8sAPI, apimachine, drain, klog, errgroup, upgradeK8s,
+		"cluster", "cluster/replica", "internal/expression", "internal/wait", "internal/fault", "internal/foreign", "internal/format", clientGo, k8sAPI, apimachine, drain, klog, errgroup, upgradeK8s,
 	}},
 	{pkg: "internal/expression", allow: []string{"internal/foreign", cel}},
 	{pkg: "internal/expression", files: tests, allow: []string{apimachine}},
-	{pkg: "internal/linstor", allow: []string{"cluster/replica", "internal/wait", "internal/fault", "internal/foreign"}},
-	{pkg: "internal/mayastor", allow: []string{"cluster/replica", "internal/wait", "internal/foreign"}},
 	{pkg: "internal/factory", allow: []string{"schematics", "images", "internal/transport", "internal/trust", "internal/fault", "internal/foreign", factory}},
 	{pkg: "images", files: tests, allow: []string{"internal/bootimage", "internal/diskimage"}},
 	{pkg: "internal/imager", allow: []string{"images", "internal/command", "internal/fault", yaml}},

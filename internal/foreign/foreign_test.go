@@ -30,9 +30,8 @@ func TestLine(t *testing.T) {
 		"\x9b2J, \u009b2J, \u202egpj": "\ufffd2J, \ufffd2J, \ufffdgpj",
 		"a\ufeff\u200bb":              "a\ufffd\ufffdb",
 	} {
-		if got := Line(text); got != want {
-			t.Errorf("%q became %q, want %q", text, got, want)
-		}
+		got := Line(text)
+		must.Not(t, got != want, "%q became %q, want %q", text, got, want)
 	}
 }
 
@@ -40,9 +39,7 @@ func TestPlainTextIsNotCopied(t *testing.T) {
 	text := strings.Repeat("storage 'nas1' does not exist – ", 10)
 	err := errors.New(text)
 	if n := testing.AllocsPerRun(100, func() {
-		if Line(text) != text || Lines(text) != text || Error(err) != err {
-			t.Error("it was changed")
-		}
+		must.Not(t, Line(text) != text || Lines(text) != text || Error(err) != err, "it was changed")
 	}); n > 0 {
 		t.Errorf("%v allocations", n)
 	}
@@ -51,23 +48,17 @@ func TestPlainTextIsNotCopied(t *testing.T) {
 func TestLines(t *testing.T) {
 	t.Parallel()
 	const text = "the plan:\n  wk1: \x1b[31mno\x1b[0m\u2028x\n"
-	if got, want := Lines(text), "the plan:\n  wk1: no x\n"; got != want {
-		t.Errorf("%q, want %q", got, want)
-	}
+	got, want := Lines(text), "the plan:\n  wk1: no x\n"
+	must.Not(t, got != want, "%q, want %q", got, want)
 }
 
 func TestError(t *testing.T) {
 	t.Parallel()
-	if Error(nil) != nil {
-		t.Error("no error became one")
-	}
+	must.Not(t, Error(nil) != nil, "no error became one")
 	err := Error(&fs.PathError{Op: "open", Path: "a\nb", Err: fs.ErrNotExist})
-	if err.Error() != "open a b: file does not exist" {
-		t.Errorf("%q", err)
-	}
-	if _, ok := errors.AsType[*fs.PathError](err); !ok || !errors.Is(err, fs.ErrNotExist) {
-		t.Error("the error itself is not seen")
-	}
+	must.Not(t, err.Error() != "open a b: file does not exist", "%q", err)
+	_, ok := errors.AsType[*fs.PathError](err)
+	must.Not(t, !ok || !errors.Is(err, fs.ErrNotExist), "the error itself is not seen")
 }
 
 func TestJSON(t *testing.T) {
@@ -75,13 +66,10 @@ func TestJSON(t *testing.T) {
 	for _, text := range []string{"plain", "é → 🙂", "\x1b[31m\u009b\u202e\x7f\u200d\U000e0001 \xff"} {
 		plain := must.Get(json.Marshal(text))(t)
 		safe := JSON(plain)
-		if Line(string(safe)) != string(safe) {
-			t.Errorf("%q is printed as %q", text, safe)
-		}
+		must.Not(t, Line(string(safe)) != string(safe), "%q is printed as %q", text, safe)
 		var want, got string
-		if err := errors.Join(json.Unmarshal(plain, &want), json.Unmarshal(safe, &got)); err != nil || got != want {
-			t.Errorf("%s says %q, not %q: %v", safe, got, want, err)
-		}
+		err := errors.Join(json.Unmarshal(plain, &want), json.Unmarshal(safe, &got))
+		must.Not(t, err != nil || got != want, "%s says %q, not %q: %v", safe, got, want, err)
 	}
 }
 
@@ -91,16 +79,12 @@ func FuzzLine(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, text string) {
 		line := Line(text)
-		if !utf8.ValidString(line) || Line(line) != line {
-			t.Errorf("%q became %q, and that %q", text, line, Line(line))
-		}
+		must.Not(t, !utf8.ValidString(line) || Line(line) != line, "%q became %q, and that %q", text, line, Line(line))
 		for _, r := range line {
-			if unicode.IsControl(r) || unicode.Is(unicode.Bidi_Control, r) || r == '\u2028' || r == '\u2029' {
-				t.Errorf("%q became %q", text, line)
-			}
+			must.Not(t, unicode.IsControl(r) || unicode.Is(unicode.Bidi_Control, r) || r == '\u2028' || r == '\u2029',
+				"%q became %q", text, line)
 		}
-		if lines := Lines(text); strings.Count(lines, "\n") != strings.Count(text, "\n") {
-			t.Errorf("%q has other lines than %q", lines, text)
-		}
+		lines := Lines(text)
+		must.Not(t, strings.Count(lines, "\n") != strings.Count(text, "\n"), "%q has other lines than %q", lines, text)
 	})
 }

@@ -60,9 +60,7 @@ func csi(driver string, attributes ...string) corev1.PersistentVolumeSource {
 
 func (l *lab) localData(t *testing.T, c *kube.Client, node string) []cluster.LocalData {
 	t.Helper()
-	n := must.Get(c.Node(t.Context(), node))(t)
-	data := must.Get(c.LocalData(t.Context(), n))(t)
-	return data[node]
+	return must.Get(c.LocalData(t.Context(), must.Get(c.Node(t.Context(), node))(t)))(t)[node]
 }
 
 // requireData checks what is only on wk1.
@@ -76,13 +74,11 @@ func TestLocalDataOfVolumes(t *testing.T) {
 	var both corev1.NodeSelectorTerm
 	both.MatchExpressions = append(on(hostname, "wk1").MatchExpressions, on("rack", "b").MatchExpressions...)
 	type row struct {
-		pv     *corev1.PersistentVolume
-		phase  corev1.PersistentVolumePhase
-		retain bool
-		what   string // "" for no data on wk1
-		path   string
-		format string
-		group  string
+		pv                  *corev1.PersistentVolume
+		phase               corev1.PersistentVolumePhase
+		retain              bool
+		what                string // "" for no data on wk1
+		path, format, group string
 	}
 	cases := map[string]row{
 		"local":                      {pv: volume("a", local(), on(hostname, "wk1")), what: "PersistentVolume a (claim default/db-0)", path: "/var/local/x"},
@@ -149,9 +145,7 @@ func TestPodVolumes(t *testing.T) {
 		c := l.client(t, "system:masters")
 		n := must.Get(c.Node(t.Context(), "wk1"))(t)
 		look := func() (map[string][]cluster.LocalData, []string) {
-			data := must.Get(c.LocalData(t.Context(), n))(t)
-			handles := must.Get(c.PodVolumes(t.Context()))(t)
-			return data, handles
+			return must.Get(c.LocalData(t.Context(), n))(t), must.Get(c.PodVolumes(t.Context()))(t)
 		}
 		l.put(t, store.Volumes(), volume("b", csi("driver.longhorn.io")))
 		if data, handles := look(); len(data[""]) > 0 || len(handles) > 0 {
@@ -462,8 +456,7 @@ func TestServedUsers(t *testing.T) {
 				{Pod: "default/c", Node: "wk1", Volume: "volume own of pod default/c", Access: cluster.ISCSI, Runs: runs},
 				{Pod: "default/d", Node: "wk1", Volume: "volume own of pod default/d", Access: cluster.NVMeoF, Runs: true},
 			}
-			got := must.Get(c.ServedUsers(t.Context()))(t)
-			must.Equal(t, "got", want, got)
+			must.Equal(t, "got", want, must.Get(c.ServedUsers(t.Context()))(t))
 		}
 		look(false)
 		id := node("wk1", 0).UUID
@@ -471,14 +464,12 @@ func TestServedUsers(t *testing.T) {
 		time.Sleep(20 * time.Second)
 		look(true)
 
-		n := must.Get(c.Node(t.Context(), "wk1"))(t)
-		data := must.Get(c.LocalData(t.Context(), n))(t)
+		data := must.Get(c.LocalData(t.Context(), must.Get(c.Node(t.Context(), "wk1"))(t)))(t)
 		inline := map[string]string{}
 		for _, d := range data[""] {
 			inline[d.What] = d.Access
 		}
-		if inline["volume own of pod default/c"] != cluster.ISCSI || inline["volume own of pod default/d"] != cluster.NVMeoF || len(inline) != 4 {
-			t.Errorf("the plan knows %v", inline)
-		}
+		must.Not(t, inline["volume own of pod default/c"] != cluster.ISCSI || inline["volume own of pod default/d"] != cluster.NVMeoF || len(inline) != 4,
+			"the plan knows %v", inline)
 	})
 }

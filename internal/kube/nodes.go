@@ -1,24 +1,30 @@
 package kube
 
 import (
+	"cmp"
 	"context"
 	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"net/netip"
 	"net/url"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
+	"github.com/siderolabs/go-kubernetes/kubernetes/upgrade"
+	appsv1 "k8s.io/api/apps/v1"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
@@ -27,7 +33,6 @@ import (
 	"github.com/recast-sh/recast/internal/wait"
 )
 
-// Nodes lists the Node objects.
 func (c *Client) Nodes(ctx context.Context) (nodes []cluster.KubeNode, err error) {
 	var unreadable []error
 	list := func(o metav1.ListOptions) (*corev1.NodeList, error) { return c.api.CoreV1().Nodes().List(ctx, o) }
@@ -35,16 +40,15 @@ func (c *Client) Nodes(ctx context.Context) (nodes []cluster.KubeNode, err error
 		node, err := kubeNode(n)
 		nodes, unreadable = append(nodes, node), append(unreadable, err)
 	})
-	if err != nil {
-		return nil, err
+	if err == nil {
+		err = errors.Join(unreadable...)
 	}
-	if err := errors.Join(unreadable...); err != nil {
+	if err != nil {
 		return nil, err
 	}
 	return nodes, nil
 }
 
-// Node implements cluster.NodeReader.
 func (c *Client) Node(ctx context.Context, name string) (cluster.KubeNode, error) {
 	n, err := c.api.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
@@ -63,7 +67,9 @@ func kubeNode(n *corev1.Node) (cluster.KubeNode, error) {
 		Booted: bootedOf(n),
 		Pause:  cluster.Pause(n.Annotations), ProviderID: n.Spec.ProviderID, KubeletVersion: info.KubeletVersion,
 		Ready: isReady(n), UID: string(n.UID),
-		Metadata: cluster.NodeMetadata{Labels: n.Labels, Annotations: n.Annotations},
+		Metadata: cluster.NodeMetadata{Labels: n.Labels, Annotations: n.Annotations, Taints: cluster.Each(n.Spec.Taints, func(t corev1.Taint) cluster.Taint {
+			return cluster.Taint{Key: t.Key, Value: t.Value, Effect: string(t.Effect)}
+		})},
 	}
 	for _, a := range n.Status.Addresses {
 		if a.Type != corev1.NodeInternalIP && a.Type != corev1.NodeExternalIP {
@@ -72,9 +78,6 @@ func kubeNode(n *corev1.Node) (cluster.KubeNode, error) {
 		if addr, err := netip.ParseAddr(a.Address); err == nil {
 			node.Addresses = append(node.Addresses, addr)
 		}
-	}
-	for _, t := range n.Spec.Taints {
-		node.Metadata.Taints = append(node.Metadata.Taints, cluster.Taint{Key: t.Key, Value: t.Value, Effect: string(t.Effect)})
 	}
 	return node, err
 }
@@ -93,12 +96,10 @@ func (c *Client) PendingCertificates(ctx context.Context, node string) ([]string
 	if err != nil {
 		return nil, fmt.Errorf("list certificate signing requests: %w", c.translate(err))
 	}
-	var names []string
-	for _, r := range list.Items {
-		if r.Spec.Username == "system:node:"+node && !decided(r.Status) {
-			names = append(names, r.Name)
-		}
-	}
+	open := cluster.Where(list.Items, func(r certificatesv1.CertificateSigningRequest) bool {
+		return r.Spec.Username == "system:node:"+node && !decided(r.Status)
+	})
+	names := cluster.Each(open, func(r certificatesv1.CertificateSigningRequest) string { return r.Name })
 	slices.Sort(names)
 	return names, nil
 }
@@ -175,7 +176,6 @@ func (c *Client) SetFailedBuild(ctx context.Context, node, build string) error {
 	})
 }
 
-// SetBooted implements cluster.NodeWriter.
 func (c *Client) SetBooted(ctx context.Context, node string, b cluster.Booted) error {
 	return c.amendNode(ctx, "note the boot entry on", node, func(n *corev1.Node) (*nodePatch, error) {
 		if bootedOf(n) == b {
@@ -372,9 +372,8 @@ func differing(have, want map[string]string, skip func(string) bool) map[string]
 	return d
 }
 
-// owners knows which program owns a key on a Node. A key that a program writes itself must not be carried over: at
-// best the program writes it again, at worst the old value belongs to a machine that is gone (flannel's MAC, a CSI
-// node ID).
+// owners knows which program owns a key on a Node. A key that a program writes itself must not be carried over: at best
+// the program writes it again, at worst the old value belongs to a machine that is gone (flannel's MAC, a CSI node ID).
 type owners struct {
 	talosLabels, talosAnnotations, talosTaints []string // from the machine configuration, as Talos records them
 	cloud                                      bool     // a cloud controller manages the node
@@ -408,9 +407,8 @@ func keyList(s string) []string {
 
 func (o owners) label(key string) bool {
 	switch key {
-	case "kubernetes.io/hostname", "kubernetes.io/arch", "kubernetes.io/os": // kubelet
-		return true
-	case "node-role.kubernetes.io/control-plane": // Talos, from the machine's type
+	case "kubernetes.io/hostname", "kubernetes.io/arch", "kubernetes.io/os", // kubelet
+		"node-role.kubernetes.io/control-plane": // Talos, from the machine's type
 		return true
 	case "node.kubernetes.io/instance-type", "topology.kubernetes.io/region", "topology.kubernetes.io/zone":
 		return o.cloud
@@ -424,11 +422,9 @@ func (o owners) annotation(key string) bool {
 	switch key {
 	case cluster.PauseMark: // a person's
 		return false
-	case "node.alpha.kubernetes.io/ttl": // node controller
-		return true
-	case "volumes.kubernetes.io/controller-managed-attach-detach", "csi.volume.kubernetes.io/nodeid": // kubelet
-		return true
-	case "alpha.kubernetes.io/provided-node-ip": // kubelet, for the cloud controller
+	case "node.alpha.kubernetes.io/ttl", // node controller
+		"volumes.kubernetes.io/controller-managed-attach-detach", "csi.volume.kubernetes.io/nodeid", // kubelet
+		"alpha.kubernetes.io/provided-node-ip": // kubelet, for the cloud controller
 		return true
 	}
 	return slices.Contains(o.talosAnnotations, key) || below(key,
@@ -442,11 +438,9 @@ func (o owners) annotation(key string) bool {
 
 func (o owners) taint(key string) bool {
 	switch key {
-	case "node-role.kubernetes.io/control-plane": // Talos, from allowSchedulingOnControlPlanes
-		return true
-	case "node.cilium.io/agent-not-ready": // until Cilium runs on the new machine
-		return true
-	case "ToBeDeletedByClusterAutoscaler", "DeletionCandidateOfClusterAutoscaler":
+	case "node-role.kubernetes.io/control-plane", // Talos, from allowSchedulingOnControlPlanes
+		"node.cilium.io/agent-not-ready", // until Cilium runs on the new machine
+		"ToBeDeletedByClusterAutoscaler", "DeletionCandidateOfClusterAutoscaler":
 		return true
 	}
 	return slices.Contains(o.talosTaints, key) || below(key,
@@ -507,4 +501,131 @@ func isRegenerated(p *corev1.Pod, at string) bool {
 		return (r.pods == "" || r.pods == stayingKind(p)) && (r.namespace == "" || r.namespace == p.Namespace) &&
 			(at == r.path || r.path != "/" && within(at, r.path))
 	})
+}
+
+const (
+	systemNamespace = "kube-system"
+	proxyName       = string(cluster.KubeProxy)
+	partLabel       = "k8s-app" // Talos' label on the pods of its own manifests
+	// configRevision is the revision of the configuration from which Talos generated
+	// a static pod (AnnotationStaticPodConfigVersion in constants.go).
+	configRevision = "talos.dev/config-version"
+	// fieldManager is what Talos uses for its manifests, so Talos stays the owner of the image.
+	fieldManager = "talos"
+)
+
+func (c *Client) StaticPods(ctx context.Context) ([]cluster.StaticPod, error) {
+	selector := fmt.Sprintf("%s in (%s, %s, %s)", partLabel, cluster.APIServer, cluster.ControllerManager, cluster.Scheduler)
+	list, err := c.api.CoreV1().Pods(systemNamespace).List(ctx, metav1.ListOptions{LabelSelector: selector})
+	if err != nil {
+		return nil, fmt.Errorf("list pods of %s: %w", systemNamespace, c.translate(err))
+	}
+	mirrors := cluster.Where(list.Items, func(p corev1.Pod) bool {
+		return metav1.HasAnnotation(p.ObjectMeta, corev1.MirrorPodAnnotationKey)
+	})
+	pods := cluster.Each(mirrors, staticPod)
+	slices.SortFunc(pods, func(a, b cluster.StaticPod) int {
+		return cmp.Or(cmp.Compare(a.Node, b.Node), cmp.Compare(a.Component, b.Component))
+	})
+	return pods, nil
+}
+
+func staticPod(p corev1.Pod) cluster.StaticPod {
+	s := cluster.StaticPod{Node: p.Spec.NodeName, Component: cluster.Component(p.Labels[partLabel])}
+	s.Revision, _ = strconv.ParseUint(p.Annotations[configRevision], 10, 64) // without a revision it is older than any
+	for _, container := range p.Spec.Containers {
+		if container.Name == string(s.Component) {
+			s.Image = container.Image
+		}
+	}
+	if s.Why = string(p.Status.Phase); p.Status.Phase == corev1.PodRunning {
+		s.Why = "it runs, and its probe has not succeeded"
+	}
+	for _, status := range p.Status.ContainerStatuses {
+		if w := status.State.Waiting; w != nil {
+			s.Why = foreign.Line(strings.TrimSuffix(w.Reason+": "+w.Message, ": "))
+		}
+	}
+	s.Ready = p.DeletionTimestamp == nil && podServes(&p)
+	return s
+}
+
+func (c *Client) ProxySet(ctx context.Context) (cluster.ProxySet, error) {
+	set, err := c.api.AppsV1().DaemonSets(systemNamespace).Get(ctx, proxyName, metav1.GetOptions{})
+	if err != nil {
+		return cluster.ProxySet{}, fmt.Errorf("read DaemonSet %s: %w", proxyName, c.translate(err))
+	}
+	image, err := proxyImage(set)
+	if err != nil {
+		return cluster.ProxySet{}, err
+	}
+	return cluster.ProxySet{
+		Image: image, Seen: set.Status.ObservedGeneration >= set.Generation, Wanted: int(set.Status.DesiredNumberScheduled),
+		Updated: int(set.Status.UpdatedNumberScheduled), Available: int(set.Status.NumberAvailable),
+	}, nil
+}
+
+func proxyImage(set *appsv1.DaemonSet) (string, error) {
+	for _, container := range set.Spec.Template.Spec.Containers {
+		if container.Name == proxyName {
+			return container.Image, nil
+		}
+	}
+	return "", fault.Refusedf("DaemonSet %s has no container of that name: it is not Talos' own", proxyName)
+}
+
+// SetProxyImage sets the image of kube-proxy's DaemonSet, in one write that fails if someone else writes meanwhile.
+func (c *Client) SetProxyImage(ctx context.Context, from, to string) error {
+	set, err := c.api.AppsV1().DaemonSets(systemNamespace).Get(ctx, proxyName, metav1.GetOptions{})
+	if err != nil {
+		return c.translate(err)
+	}
+	image, err := proxyImage(set)
+	switch {
+	case err != nil || image == to:
+		return err
+	case image != from:
+		return fmt.Errorf("%w: its image is %s, not %s", cluster.ErrChanged, image, from)
+	}
+	type named map[string]string
+	body, err := json.Marshal(map[string]any{
+		"metadata": map[string]string{"resourceVersion": set.ResourceVersion},
+		"spec":     map[string]any{"template": map[string]any{"spec": map[string]any{"containers": []named{{"name": proxyName, "image": to}}}}},
+	})
+	if err != nil {
+		return fmt.Errorf("encode patch: %w", err)
+	}
+	_, err = c.api.AppsV1().DaemonSets(systemNamespace).Patch(ctx, proxyName, types.StrategicMergePatchType, body, metav1.PatchOptions{FieldManager: fieldManager})
+	if apierrors.IsConflict(err) {
+		return fmt.Errorf("%w: %w", cluster.ErrChanged, err)
+	}
+	return c.translate(err)
+}
+
+// RemovedObjects counts the objects of resources that the next version no longer serves, by Sidero's own table.
+func (c *Client) RemovedObjects(ctx context.Context, from, to string) ([]string, error) {
+	path, err := upgrade.NewPath(from, to)
+	if err != nil {
+		return nil, fault.As(fault.Refused, err)
+	}
+	if !path.IsSupported() {
+		return nil, fault.WithHint(fault.Refusedf("this recast does not know what Kubernetes %s has removed", to), "use a newer recast")
+	}
+	// With a transport that has TLS and credentials, client-go takes none from its cache.
+	config := &rest.Config{Host: c.host, Transport: c.rt, Timeout: requestTimeout, WarningHandler: rest.NewWarningWriter(io.Discard, rest.WarningWriterOptions{})}
+	checks, err := upgrade.NewChecksWithStateProvider(path, nil, config, nil, nil, func(string, ...any) {})
+	if err != nil {
+		return nil, err
+	}
+	err = checks.Run(ctx)
+	removed, found := errors.AsType[upgrade.ComponentRemovedItemsError](err)
+	if !found {
+		return nil, c.translate(err)
+	}
+	var out []string
+	for resource, count := range removed.APIResources {
+		out = append(out, fmt.Sprintf("Kubernetes %s no longer serves %s, and there are %d of them: convert them to a newer version", to, resource, count))
+	}
+	slices.Sort(out)
+	return out, nil
 }

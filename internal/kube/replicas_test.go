@@ -14,20 +14,30 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
+	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/replica"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/kube"
+	"github.com/recast-sh/recast/internal/sim/kubeapi"
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
 	"github.com/recast-sh/recast/internal/sim/must"
 )
+
+// longhorn installs what Longhorn's objects are, and adds some of each kind.
+func (l *lab) longhorn(t *testing.T) map[string]func(namespace, name string, content map[string]any) {
+	t.Helper()
+	add := map[string]func(namespace, name string, content map[string]any){}
+	for resource, kind := range map[string]string{"nodes": "Node", "volumes": "Volume", "replicas": "Replica", "settings": "Setting", "engines": "Engine", "orphans": "Orphan"} {
+		add[resource] = l.install(t, "longhorn.io", "v1beta2", resource, kind, true)
+	}
+	return add
+}
 
 // TestReplicasOfLonghorn reads objects as longhorn-manager writes them.
 func TestReplicasOfLonghorn(t *testing.T) {
 	must.Bubble(t, func(t *testing.T) {
 		l := newLab(t, "wk1", "wk2")
-		add := map[string]func(namespace, name string, content map[string]any){}
-		for resource, kind := range map[string]string{"nodes": "Node", "volumes": "Volume", "replicas": "Replica", "settings": "Setting", "engines": "Engine"} {
-			add[resource] = l.install(t, "longhorn.io", "v1beta2", resource, kind, true)
-		}
+		add := l.longhorn(t)
 		const ns = "longhorn-system"
 		condition := func(status, reason string) []any {
 			return []any{map[string]any{"type": "Ready", "status": status, "reason": reason, "lastProbeTime": "", "lastTransitionTime": ""}}
@@ -81,16 +91,14 @@ func TestReplicasOfLonghorn(t *testing.T) {
 			},
 		}
 		c := l.client(t, "system:masters")
-		got, err := c.Replicas(t.Context())
-		must.Do(t, err)
-		must.Equal(t, "got", []replica.System{want}, got)
+		must.Equal(t, "got", []replica.System{want}, must.Get(c.Replicas(t.Context()))(t))
 		set := &appsv1.DaemonSet{ObjectMeta: metav1.ObjectMeta{Name: "longhorn-manager", Namespace: ns}}
 		set.Spec.Selector = &metav1.LabelSelector{MatchLabels: map[string]string{"app": "longhorn-manager"}}
 		set.Spec.Template.Labels = set.Spec.Selector.MatchLabels
 		set.Spec.Template.Spec.NodeSelector = map[string]string{"none": "has it"}
 		l.put(t, store.DaemonSets(), set)
 		time.Sleep(time.Second)
-		got = must.Get(c.Replicas(t.Context()))(t)
+		got := must.Get(c.Replicas(t.Context()))(t)
 		must.Equal(t, "away", "no pod of DaemonSet longhorn-system/longhorn-manager is ready", got[0].Away)
 	})
 }
@@ -117,8 +125,8 @@ func TestReplicasUnread(t *testing.T) {
 	}
 	asked := 0
 	c := serveEach(t, func(*http.Request) (page, bool) { asked++; return groups("example.org"), true })
-	got := must.Get(c.Replicas(t.Context()))(t)
-	must.Equal(t, "replicas known, requests", []any{false, 1}, []any{got != nil, asked})
+	must.Equal(t, "replicas", []replica.System(nil), must.Get(c.Replicas(t.Context()))(t))
+	must.Equal(t, "requests", 1, asked)
 	must.Fail(t, must.Err(serve(t, map[string]page{"/apis": {http.StatusOK, `{"groups":[{"name":"longhorn.io","versions":[{"version":"v2"}]}]}`}}).Replicas(t.Context())), "longhorn.io is served as v2 only, recast knows v1beta2")
 }
 
@@ -147,9 +155,7 @@ func TestWatchReplicas(t *testing.T) {
 		}
 		cancel()
 		must.FailIs(t, <-ended, context.Canceled)
-		if len(told) != 2 || <-told || !<-told {
-			t.Errorf("told %d times", len(told))
-		}
+		must.Not(t, len(told) != 2 || <-told || !<-told, "told %d times", len(told))
 	})
 }
 
@@ -205,9 +211,8 @@ func TestReplicasOfCeph(t *testing.T) {
 		other := maps.Clone(pages)
 		other["/apis/ceph.rook.io/v1/cephclusters"] = list("List", `{"metadata":{"namespace":"rook-ceph","name":"ceph"},"spec":{"disruptionManagement":{`+managed+`}}}`)
 		got, err := serve(t, other).Replicas(t.Context())
-		if err != nil || got[0].Patience != patience || got[0].Waits == "" || strings.Contains(got[0].Remedy, "noout") != (patience == 10*time.Minute) {
-			t.Errorf("%s: %v, %+v", managed, err, got)
-		}
+		must.Not(t, err != nil || got[0].Patience != patience || got[0].Waits == "" || strings.Contains(got[0].Remedy, "noout") != (patience == 10*time.Minute),
+			"%s: %v, %+v", managed, err, got)
 	}
 	pages["/apis/ceph.rook.io/v1/cephclusters"] = forbidden(t, "cephclusters", "ceph.rook.io")
 	must.FailAs(t, must.Err(serve(t, pages).Replicas(t.Context())), fault.Refused, `cannot list resource "cephclusters"`)
@@ -232,9 +237,7 @@ func checkReplicas(t *testing.T, pages func() map[string]page, cases map[string]
 		got, err := serve(t, all).Replicas(t.Context())
 		if tc.fails != "" {
 			must.Fail(t, err, tc.fails)
-			if refused := tc.page.code == http.StatusForbidden; refused != (fault.KindOf(err) == fault.Refused) {
-				t.Errorf("kind %v", fault.KindOf(err))
-			}
+			must.Equal(t, "refused", tc.page.code == http.StatusForbidden, fault.KindOf(err) == fault.Refused)
 			return
 		}
 		var want []replica.System
@@ -359,5 +362,362 @@ func TestReplicasOfMayastor(t *testing.T) {
 		"services/proxy forbidden":   {path: behindMayastor + "/v0/volumes", page: forbidden(t, "services/proxy", ""), fails: `cannot list resource "services/proxy"`},
 		"deployments forbidden":      {path: agentCore, page: forbidden(t, "deployments", "apps"), fails: `cannot list resource "deployments"`},
 		"the group's kinds are gone": {path: "/apis/openebs.io/v1alpha1", page: page{404, "404 page not found"}, fails: "list resources of openebs.io/v1alpha1"},
+	})
+}
+
+func diskStatus(ready string, replicas ...string) map[string]any {
+	scheduled := map[string]any{}
+	for _, r := range replicas {
+		scheduled[r] = int64(1 << 30)
+	}
+	return map[string]any{
+		"diskUUID": "0b5f", "scheduledReplica": scheduled,
+		"conditions": []any{map[string]any{"type": "Ready", "status": ready, "lastTransitionTime": "", "lastProbeTime": ""}},
+	}
+}
+
+func longhornNode(disks, status map[string]any) map[string]any {
+	return map[string]any{"spec": map[string]any{"disks": disks}, "status": map[string]any{"diskStatus": status}}
+}
+
+func TestLocalDataOfLonghorn(t *testing.T) {
+	t.Parallel()
+	disk := func(kind, path string) map[string]any { return map[string]any{"diskType": kind, "path": path} }
+	def := map[string]any{"default": disk("filesystem", "/var/lib/longhorn/")}
+	only := func(what string) []cluster.LocalData {
+		return []cluster.LocalData{{Name: "longhorn/var/lib/longhorn", What: "Longhorn disk default (" + what + ")", Path: "/var/lib/longhorn"}}
+	}
+	unknown := only("not ready: what is on it is unknown")
+	imaged := diskStatus("True", "r1")
+	imaged["scheduledBackingImage"] = map[string]any{"bi": int64(1)}
+	noUUID := diskStatus("True")
+	delete(noUUID, "diskUUID")
+	type row struct {
+		disks, status map[string]any
+		want          []cluster.LocalData
+	}
+	cases := map[string]row{
+		"replicas":            {def, map[string]any{"default": diskStatus("True", "r1", "r2")}, only("2 replicas")},
+		"and backing images":  {def, map[string]any{"default": imaged}, only("1 replicas, 1 backing images")},
+		"empty":               {disks: def, status: map[string]any{"default": diskStatus("True")}},
+		"no status yet":       {def, nil, unknown},
+		"status of null":      {def, map[string]any{"default": nil}, unknown},
+		"not ready":           {def, map[string]any{"default": diskStatus("False")}, unknown},
+		"not known by a UUID": {def, map[string]any{"default": noUUID}, unknown},
+		"block devices":       {disks: map[string]any{"a": disk("block", "/dev/sdb"), "b": disk("lvm", "/dev/sdc")}},
+		"two disks": {
+			map[string]any{"a": disk("", "/var/mnt/b"), "b": disk("filesystem", "/var/mnt/a")},
+			map[string]any{"a": diskStatus("True", "r1"), "b": diskStatus("True", "r2")},
+			[]cluster.LocalData{
+				{Name: "longhorn/var/mnt/a", What: "Longhorn disk b (1 replicas)", Path: "/var/mnt/a"},
+				{Name: "longhorn/var/mnt/b", What: "Longhorn disk a (1 replicas)", Path: "/var/mnt/b"},
+			},
+		},
+	}
+	must.Bubbles(t, cases, func(t *testing.T, tc row) {
+		l := upLab(t, "wk1", "wk2")
+		add := l.install(t, "longhorn.io", "v1beta2", "nodes", "Node", true)
+		add("longhorn-system", "wk1", longhornNode(tc.disks, tc.status))
+		c := l.client(t, "system:masters")
+		must.Equal(t, "wk1", tc.want, l.localData(t, c, "wk1"))
+		must.Equal(t, "wk2 has no node of Longhorn, but data", 0, len(l.localData(t, c, "wk2")))
+	})
+}
+
+// Longhorn's own objects prove that a disk is not empty, whatever its Node's status says.
+func TestLonghornDiskIsEmptyOnlyWithoutReplicas(t *testing.T) {
+	t.Parallel()
+	replica := func(node, uuid, path string) map[string]any {
+		return map[string]any{
+			"metadata": map[string]any{"name": "pvc-1-r-1a2b3c4d", "labels": map[string]any{"longhornnode": node}},
+			"spec":     map[string]any{"volumeName": "pvc-1", "nodeID": node, "diskID": uuid, "diskPath": path},
+		}
+	}
+	orphan := func(node, kind string) map[string]any {
+		return map[string]any{"spec": map[string]any{"nodeID": node, "orphanType": kind, "parameters": map[string]any{"DiskPath": "/var/lib/longhorn/"}}}
+	}
+	down := diskStatus("False")
+	down["conditions"].([]any)[0].(map[string]any)["reason"] = "NodeNotReady"
+	more := diskStatus("True")
+	more["storageScheduled"] = int64(1 << 30)
+	changed := diskStatus("False")
+	changed["conditions"].([]any)[0].(map[string]any)["reason"] = "DiskFilesystemChanged"
+	type row struct {
+		status, replica, orphan map[string]any
+		want                    string // "" for no loss
+	}
+	cases := map[string]row{
+		"nothing":                      {status: diskStatus("True")},
+		"nothing, and its node down":   {status: down},
+		"another filesystem":           {status: changed, want: "not ready: what is on it is unknown"},
+		"more than is listed":          {status: more, want: "not ready: what is on it is unknown"},
+		"replica by the disk's UUID":   {status: diskStatus("True"), replica: replica("wk1", "0b5f", "/x"), want: "1 replicas"},
+		"replica by its path":          {status: diskStatus("True"), replica: replica("wk1", "", "/var/lib/longhorn/"), want: "1 replicas"},
+		"replica, and its node down":   {status: down, replica: replica("wk1", "0b5f", "/var/lib/longhorn/"), want: "1 replicas"},
+		"replica of another disk":      {status: diskStatus("True"), replica: replica("wk1", "1c6a", "/var/mnt/x")},
+		"replica of another node":      {status: diskStatus("True"), replica: replica("wk2", "1c6a", "/var/lib/longhorn/")},
+		"orphaned directory":           {status: diskStatus("True"), orphan: orphan("wk1", "replica"), want: "0 replicas, 1 orphaned directories"},
+		"orphaned directory elsewhere": {status: diskStatus("True"), orphan: orphan("wk2", "replica")},
+		"orphaned instance":            {status: diskStatus("True"), orphan: orphan("wk1", "replica-instance")},
+	}
+	must.Bubbles(t, cases, func(t *testing.T, tc row) {
+		l := upLab(t, "wk1", "wk2")
+		disks := map[string]any{"default": map[string]any{"diskType": "filesystem", "path": "/var/lib/longhorn/"}}
+		add := l.longhorn(t)
+		add["nodes"]("longhorn-system", "wk1", longhornNode(disks, map[string]any{"default": tc.status}))
+		if tc.replica != nil {
+			add["replicas"]("longhorn-system", "pvc-1-r-1a2b3c4d", tc.replica)
+		}
+		if tc.orphan != nil {
+			add["orphans"]("longhorn-system", "orphan-1", tc.orphan)
+		}
+		got := cluster.Each(l.localData(t, l.client(t, "system:masters"), "wk1"), func(d cluster.LocalData) string { return d.What })
+		must.Equal(t, "local data", strings.TrimSuffix("Longhorn disk default ("+tc.want+")", "Longhorn disk default ()"), strings.Join(got, ""))
+	})
+}
+
+// For what Longhorn can move to another node, the hint has the command that requests it.
+func TestLonghornMovesWhatAnotherNodeTakes(t *testing.T) {
+	t.Parallel()
+	const evict = `kubectl -n longhorn-system patch nodes.longhorn.io wk1 --type merge -p '{"spec":{"allowScheduling":false,"evictionRequested":true,"disks":{"default":{"allowScheduling":false}}}}'`
+	node := func(replicas []string, edit func(spec, status map[string]any)) map[string]any {
+		n := longhornNode(map[string]any{"default": map[string]any{"diskType": "filesystem", "path": "/var/lib/longhorn/", "allowScheduling": true}},
+			map[string]any{"default": diskStatus("True", replicas...)})
+		spec, status := n["spec"].(map[string]any), n["status"].(map[string]any)
+		spec["allowScheduling"] = true
+		if edit != nil {
+			edit(spec, status)
+		}
+		return n
+	}
+	down := func(_, status map[string]any) {
+		status["conditions"] = []any{map[string]any{"type": "Ready", "status": "False"}}
+	}
+	type row struct {
+		own           func(spec, status map[string]any)
+		other         map[string]any
+		command, says string
+	}
+	cases := map[string]row{
+		"another node":               {other: node(nil, nil), command: evict, says: "has Longhorn move it to its other nodes; roll once the disk has no replicas, then undo that"},
+		"one with another volume":    {other: node([]string{"pvc-2-r-1"}, nil), command: evict, says: "roll once"},
+		"one that has the volume":    {other: node([]string{"pvc-1-r-2"}, nil), says: "every other Longhorn node that takes replicas has one of volume pvc-1"},
+		"one that takes none":        {other: node(nil, func(spec, _ map[string]any) { spec["allowScheduling"] = false })},
+		"one that is evicted itself": {other: node(nil, func(spec, _ map[string]any) { spec["evictionRequested"] = true })},
+		"one that is down":           {other: node(nil, down)},
+		"none":                       {},
+		"asked already": {
+			own: func(spec, _ map[string]any) { spec["allowScheduling"], spec["evictionRequested"] = false, true }, other: node(nil, nil),
+			says: "Longhorn was asked to move it: roll once the disk has no replicas",
+		},
+	}
+	must.Bubbles(t, cases, func(t *testing.T, tc row) {
+		l := upLab(t, "wk1", "wk2")
+		add := l.install(t, "longhorn.io", "v1beta2", "nodes", "Node", true)
+		add("longhorn-system", "wk1", node([]string{"pvc-1-r-1"}, tc.own))
+		if tc.other != nil {
+			add("longhorn-system", "wk3", tc.other) // a node that the lab does not know: nothing is moved there
+		}
+		data := l.localData(t, l.client(t, "system:masters"), "wk1")
+		must.Not(t, len(data) != 1 || data[0].Command != tc.command || !strings.Contains(data[0].Lift, tc.says) || tc.says == "" && data[0].Lift != "",
+			"got %+v, want the command %q and %q", data, tc.command, tc.says)
+	})
+}
+
+func TestLonghornOfAnotherVersionIsAnError(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
+		l := upLab(t, "wk1")
+		l.install(t, "longhorn.io", "v1", "nodes", "Node", true)
+		must.Fail(t, must.Err(l.client(t, "system:masters").LocalData(t.Context(), cluster.KubeNode{Name: "wk1"})), "longhorn.io is served as v1 only, recast knows v1beta2")
+	})
+}
+
+// TestRebuildsOfLonghorn: an Engine says how far the replicas are that it fills; without the right to list
+// engines that is not known, and no error.
+func TestRebuildsOfLonghorn(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
+		l := newLab(t)
+		add := l.longhorn(t)
+		const ns, at = "longhorn-system", "2026-08-21T17:16:52Z"
+		add["volumes"](ns, "a", map[string]any{"spec": map[string]any{"numberOfReplicas": int64(2)}, "status": map[string]any{"state": "attached", "robustness": "degraded"}})
+		for name, spec := range map[string]map[string]any{
+			"a-r-1": {"volumeName": "a", "nodeID": "wk1", "healthyAt": at, "lastHealthyAt": at, "failedAt": "", "active": true},
+			"a-r-3": {"volumeName": "a", "nodeID": "wk3", "healthyAt": "", "lastHealthyAt": at, "failedAt": "", "active": true},
+		} {
+			add["replicas"](ns, name, map[string]any{"spec": spec, "status": map[string]any{"currentState": "running"}})
+		}
+		add["engines"](ns, "a-e-0", map[string]any{"status": map[string]any{
+			"currentReplicaAddressMap": map[string]any{"a-r-1": "10.0.0.1:10000", "a-r-3": "10.0.0.3:10010"},
+			"rebuildStatus": map[string]any{
+				"tcp://10.0.0.1:10000": map[string]any{"isRebuilding": false, "progress": int64(100), "state": "complete"},
+				"tcp://10.0.0.3:10010": map[string]any{"isRebuilding": true, "progress": int64(42), "state": "in_progress"},
+			},
+		}})
+		l.Grant("readers", func(r kubeapi.Request) bool { return r.Resource != "engines" })
+		for group, percent := range map[string]int{"system:masters": 42, "readers": 0} {
+			got := must.Get(l.client(t, group).Replicas(t.Context()))(t)
+			want := []replica.Replica{{Node: "wk1", Healthy: true}, {Node: "wk3", Rebuilt: true, Percent: percent}}
+			must.Equal(t, group, want, got[0].Volumes[0].Replicas)
+		}
+	})
+}
+
+const (
+	waitSetting = "replica-replenishment-wait-interval"
+	holdMemo    = "recast.dev/hold"
+)
+
+var settingsOfLonghorn = schema.GroupVersionResource{Group: "longhorn.io", Version: "v1beta2", Resource: "settings"}
+
+// withSetting is a lab with Longhorn's setting as longhorn-manager writes it.
+func withSetting(t *testing.T) (*lab, *kube.Client) {
+	t.Helper()
+	l := newLab(t)
+	l.install(t, "longhorn.io", "v1beta2", "settings", "Setting", true)("longhorn-system", waitSetting, map[string]any{
+		"metadata": map[string]any{"name": waitSetting, "annotations": map[string]any{"longhorn.io/configmap-resource-version": "7"}},
+		"value":    "600", "status": map[string]any{"applied": true},
+	})
+	return l, l.client(t, "system:masters")
+}
+
+// setting is the value, and the annotations besides Longhorn's own.
+func (l *lab) setting(t *testing.T) (value, memo string) {
+	t.Helper()
+	u := must.Get(l.Store().Get(t.Context(), settingsOfLonghorn, "longhorn-system", waitSetting))(t).(*unstructured.Unstructured)
+	must.Equal(t, "annotation of Longhorn", "7", u.GetAnnotations()["longhorn.io/configmap-resource-version"])
+	value, _, _ = unstructured.NestedString(u.Object, "value")
+	return value, sameRun(t, u.GetAnnotations()[holdMemo])
+}
+
+// sameRun removes the run from a memo, and when it was, after a look at them.
+func sameRun(t *testing.T, memo string) string {
+	t.Helper()
+	run := fmt.Sprintf(`,"run":"run-1","since":"%s`, time.Now().UTC().Format("2006-01-02T"))
+	before, since, found := strings.Cut(memo, run)
+	if _, after, ends := strings.Cut(since, `Z"`); found && ends {
+		return before + after
+	}
+	return memo
+}
+
+// set changes the setting as a person does, besides recast.
+func (l *lab) set(t *testing.T, value, memo string) {
+	t.Helper()
+	u := must.Get(l.Store().Get(t.Context(), settingsOfLonghorn, "longhorn-system", waitSetting))(t).(*unstructured.Unstructured).DeepCopy()
+	u.Object["value"] = value
+	if memo != "" {
+		a := u.GetAnnotations()
+		a[holdMemo] = memo
+		u.SetAnnotations(a)
+	}
+	must.Get(l.Store().Update(t.Context(), settingsOfLonghorn, u, store.Main))(t)
+}
+
+func (l *lab) requireSetting(t *testing.T, value, memo string) {
+	t.Helper()
+	v, m := l.setting(t)
+	must.Equal(t, "value, memo", []string{value, memo}, []string{v, m})
+}
+
+// TestHoldAndGiveBack: the value and what was before are written at once, and come back exactly.
+func TestHoldAndGiveBack(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
+		l, c := withSetting(t)
+		require := func(want string) func(said string, err error) {
+			return func(said string, err error) {
+				t.Helper()
+				must.Equal(t, "said, error", []any{want, nil}, []any{said, err})
+			}
+		}
+		require(waitSetting + " of Longhorn is 900 instead of 600")(c.HoldRebuild(t.Context(), "Longhorn", "wk1", "run-1", 15*time.Minute))
+		l.requireSetting(t, "900", `{"was":"600","set":"900","nodes":{"wk1":900}}`)
+		require("")(c.HoldRebuild(t.Context(), "Longhorn", "wk2", "run-1", 11*time.Minute))
+		holds, err := c.Holds(t.Context())
+		want := []replica.Hold{{
+			System: "Longhorn", Setting: waitSetting, Now: "900", Memo: replica.Memo{Was: "600", Set: "900", Nodes: map[string]int{"wk1": 900, "wk2": 660}, Run: "run-1", Since: time.Now().UTC().Truncate(time.Second)},
+			Undo: `kubectl --namespace longhorn-system patch settings.longhorn.io ` + waitSetting + ` --type merge --patch '{"value":"600","metadata":{"annotations":{"recast.dev/hold":null}}}'`,
+		}}
+		must.Do(t, err)
+		must.Equal(t, "holds", want, holds)
+		must.Equal(t, "got", "Longhorn: "+waitSetting+" was 600 before recast set it to 900, while wk1, wk2 are away", holds[0].String())
+		require(waitSetting + " of Longhorn is 660, for wk2")(c.GiveBack(t.Context(), "Longhorn", "wk1"))
+		require(waitSetting + " of Longhorn is 600 again")(c.GiveBack(t.Context(), "Longhorn", "wk2"))
+		require("")(c.GiveBack(t.Context(), "Longhorn", "wk2"))
+		l.requireSetting(t, "600", "")
+		holds, err = c.Holds(t.Context())
+		must.Not(t, err != nil || len(holds) > 0, "%v, %v", holds, err)
+
+		require(waitSetting + " of Longhorn is 900 instead of 600")(c.HoldRebuild(t.Context(), "Longhorn", "wk1", "run-1", 15*time.Minute))
+		l.set(t, "1200", "")
+		holds, err = c.Holds(t.Context())
+		must.Not(t, err != nil || !strings.HasSuffix(holds[0].String(), "; someone else has set it to 1200 since") || holds[0].Undo != "kubectl --namespace longhorn-system annotate settings.longhorn.io "+waitSetting+" recast.dev/hold-",
+			"%v, %v", holds, err)
+		require(waitSetting + " of Longhorn stays 1200: someone else has set that")(c.GiveBack(t.Context(), "Longhorn", "wk1"))
+		l.requireSetting(t, "1200", "")
+	})
+}
+
+// TestHoldSurvivesFaults: a lost answer or a concurrent change neither loses what was before nor
+// overwrites another's change.
+func TestHoldSurvivesFaults(t *testing.T) {
+	type row struct {
+		strike func(t *testing.T, l *lab)
+		was    string
+	}
+	cases := map[string]row{
+		"the answer is lost": {func(_ *testing.T, l *lab) { l.loseAnswer() }, "600"},
+		"the change is lost": {func(_ *testing.T, l *lab) { l.loseChange() }, "600"},
+		"a person is faster": {func(t *testing.T, l *lab) { l.atFirstPatch(func() error { l.set(t, "700", ""); return nil }) }, "700"},
+	}
+	must.Bubbles(t, cases, func(t *testing.T, tc row) {
+		l, c := withSetting(t)
+		tc.strike(t, l)
+		must.Get(c.HoldRebuild(t.Context(), "Longhorn", "wk1", "run-1", 15*time.Minute))(t)
+		l.requireSetting(t, "900", `{"was":"`+tc.was+`","set":"900","nodes":{"wk1":900}}`)
+		must.Get(c.GiveBack(t.Context(), "Longhorn", "wk1"))(t)
+		l.requireSetting(t, tc.was, "")
+	})
+}
+
+// TestHoldRefuses: nothing is written over what can't be understood, or without the right to.
+func TestHoldRefuses(t *testing.T) {
+	type row struct {
+		do   func(t *testing.T, l *lab)
+		want string
+	}
+	cases := map[string]row{
+		"an annotation that is not ours": {func(t *testing.T, l *lab) { l.set(t, "600", "{}") }, "annotation recast.dev/hold of Longhorn's setting " + waitSetting + " is not as recast writes it"},
+		"an annotation without a number": {func(t *testing.T, l *lab) { l.set(t, "900", `{"was":"{}","set":"900","nodes":{"wk1":900}}`) }, "is not as recast writes it"},
+		"no number":                      {func(t *testing.T, l *lab) { l.set(t, "{}", "") }, `Longhorn's setting ` + waitSetting + `: "{}" is not a number`},
+		"two settings": {func(t *testing.T, l *lab) {
+			u := &unstructured.Unstructured{Object: map[string]any{"value": "1"}}
+			u.SetGroupVersionKind(settingsOfLonghorn.GroupVersion().WithKind("Setting"))
+			u.SetNamespace("other")
+			u.SetName(waitSetting)
+			l.put(t, settingsOfLonghorn, u)
+		}, "Longhorn has 2 settings " + waitSetting + " instead of one"},
+	}
+	must.Bubbles(t, cases, func(t *testing.T, tc row) {
+		l, c := withSetting(t)
+		tc.do(t, l)
+		value, memo := l.setting(t)
+		must.FailAs(t, must.Err(c.HoldRebuild(t.Context(), "Longhorn", "wk1", "run-1", 15*time.Minute)), fault.Refused, tc.want)
+		l.requireSetting(t, value, memo)
+	})
+}
+
+// TestMayHold: doctor says beforehand that the right is missing; without it nothing is changed.
+func TestMayHold(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
+		l, c := withSetting(t)
+		must.Pass(t, c.MayHold(t.Context(), "Longhorn"))
+		l.Grant("readers", func(r kubeapi.Request) bool { return r.Verb == "get" || r.Verb == "list" })
+		reader := l.client(t, "readers")
+		must.FailAs(t, reader.MayHold(t.Context(), "Longhorn"), fault.Refused)
+		start := time.Now()
+		err := must.Err(reader.HoldRebuild(t.Context(), "Longhorn", "wk1", "run-1", 15*time.Minute))
+		must.FailAs(t, err, fault.Refused)
+		must.Not(t, len(fault.Hints(err)) == 0 || time.Since(start) > time.Second, "%v has no hint, or is late", err)
+		l.requireSetting(t, "600", "")
 	})
 }

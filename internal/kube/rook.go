@@ -90,7 +90,6 @@ func (l *localScan) rookDaemons(ctx context.Context, namespace, dir string) (map
 	return kinds, nil
 }
 
-// rookWorkloads lists the Deployments and the pods of Rook's monitors and OSDs in a namespace.
 func (c *Client) rookWorkloads(ctx context.Context, namespace string) (deployments []*appsv1.Deployment, pods []*corev1.Pod, err error) {
 	list := func(o metav1.ListOptions) (*appsv1.DeploymentList, error) {
 		o.LabelSelector = rookDaemons
@@ -135,11 +134,7 @@ func activatedVolumes(spec *corev1.PodSpec) []string {
 	if !known || loop {
 		return nil
 	}
-	volumes := []string{"rook-data"}
-	for _, m := range spec.InitContainers[i].VolumeMounts {
-		volumes = append(volumes, m.Name)
-	}
-	return volumes
+	return append([]string{"rook-data"}, cluster.Each(spec.InitContainers[i].VolumeMounts, func(m corev1.VolumeMount) string { return m.Name })...)
 }
 
 type cephDaemon struct {
@@ -149,7 +144,6 @@ type cephDaemon struct {
 	labels map[string]string // of its Deployment (CephDaemonAppLabels in Rook's pkg/operator/ceph/controller/label.go)
 }
 
-// cephID is what Rook calls a daemon.
 type cephID struct{ app, id string }
 
 func cephIDOf(m metav1.ObjectMeta) cephID {
@@ -159,13 +153,9 @@ func cephIDOf(m metav1.ObjectMeta) cephID {
 type cephDaemons struct{ osds, monitors []cephDaemon }
 
 func (d cephDaemons) nodes() []string {
-	names := map[string]bool{}
-	for _, osd := range d.osds {
-		if osd.node != "" {
-			names[osd.node] = true
-		}
-	}
-	return slices.Sorted(maps.Keys(names))
+	names := cluster.Each(cluster.Where(d.osds, func(osd cephDaemon) bool { return osd.node != "" }), func(osd cephDaemon) string { return osd.node })
+	slices.Sort(names)
+	return slices.Compact(names)
 }
 
 func (d cephDaemons) serves(node string) bool {
@@ -235,8 +225,7 @@ const (
 
 // cephRedundancy are the health checks of Ceph that say that data has fewer copies than it should have, or none
 // (https://docs.ceph.com/en/latest/rados/operations/health-checks/). Rook writes "error" where Ceph did not answer
-// (cephStatusOnError in cephstatus.go). OSD_DOWN is not among them: once a down OSD's data is elsewhere, nothing
-// lacks.
+// (cephStatusOnError in cephstatus.go). OSD_DOWN is not among them: once a down OSD's data is elsewhere, nothing lacks.
 var cephRedundancy = []string{"PG_AVAILABILITY", "PG_DEGRADED", "PG_DAMAGED", "PG_RECOVERY_FULL", "OBJECT_UNFOUND", "error"}
 
 // cephCluster is the part that we read of Rook's CephCluster
@@ -300,25 +289,18 @@ func (c *Client) cephReplicas(ctx context.Context, _ schema.GroupVersion) (repli
 		}
 	}
 	delete(nodes, "")
-	for _, node := range slices.Sorted(maps.Keys(nodes)) {
-		s.Nodes = append(s.Nodes, replica.Node{Name: node})
-	}
+	s.Nodes = cluster.Each(slices.Sorted(maps.Keys(nodes)), func(name string) replica.Node { return replica.Node{Name: name} })
 	return s, nil
 }
 
 func (ceph cephCluster) volume(d cephDaemons, pools []cephPool, now time.Time) replica.Volume {
 	v := replica.Volume{Name: foreign.Line(ceph.Metadata.Namespace + "/" + ceph.Metadata.Name), Checked: ceph.Status.Ceph.LastChecked}
-	for _, node := range d.nodes() {
-		v.Replicas = append(v.Replicas, replica.Replica{Node: node, Healthy: d.serves(node)})
-	}
+	v.Replicas = cluster.Each(d.nodes(), func(node string) replica.Replica { return replica.Replica{Node: node, Healthy: d.serves(node)} })
 	v.Why = ceph.reduced(now)
 	v.Robust = v.Why == ""
 	v.Voters, v.Doubt = ceph.voters(d.monitors, now)
-	for _, p := range pools {
-		if p.namespace == ceph.Metadata.Namespace {
-			v.Placements = append(v.Placements, p.placement(d, ceph.Spec.Mon.Stretch))
-		}
-	}
+	own := cluster.Where(pools, func(p cephPool) bool { return p.namespace == ceph.Metadata.Namespace })
+	v.Placements = cluster.Each(own, func(p cephPool) replica.Placement { return p.placement(d, ceph.Spec.Mon.Stretch) })
 	return v
 }
 
@@ -353,13 +335,7 @@ func (ceph cephCluster) reduced(now time.Time) string {
 	if stale := ceph.stale(now); stale != "" {
 		return stale
 	}
-	var found []string
-	for _, code := range cephRedundancy {
-		if text := ceph.check(code); text != "" {
-			found = append(found, text)
-		}
-	}
-	return strings.Join(found, ", ")
+	return strings.Join(cluster.Where(cluster.Each(cephRedundancy, ceph.check), func(text string) bool { return text != "" }), ", ")
 }
 
 // check returns the text of a health check that Ceph reports; "" if Ceph does not report it.
@@ -372,8 +348,7 @@ func (ceph cephCluster) check(code string) string {
 }
 
 // voters says which monitors are in quorum; doubt is why that is not known. MON_DOWN ends with the names of the
-// monitors in quorum: "1/3 mons down, quorum a,b" (HealthMonitor::check_mon_health in Ceph's
-// src/mon/HealthMonitor.cc).
+// monitors in quorum: "1/3 mons down, quorum a,b" (HealthMonitor::check_mon_health in Ceph's src/mon/HealthMonitor.cc).
 func (ceph cephCluster) voters(monitors []cephDaemon, now time.Time) (out []replica.Voter, doubt string) {
 	down, names := ceph.check("MON_DOWN"), []string(nil)
 	if down != "" {
@@ -400,7 +375,6 @@ const (
 	cephCopies = 3
 )
 
-// cephPool is a pool that an object of Rook describes.
 type cephPool struct {
 	namespace, name string
 	spec            poolSpec

@@ -7,7 +7,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -219,18 +218,14 @@ func TestPlacementsOfCeph(t *testing.T) {
 		"a zone":                     {kind: zone, spec: `{"dataPool":{"replicated":{"size":2}}}`, want: one("dataPool of CephObjectZone x", "host", 2, 1, on(1, 1, 2))},
 	}
 	must.Each(t, cases, func(t *testing.T, tc row) {
-		got, err := serve(t, rookPages(tc.kind, tc.spec, tc.mon)).Replicas(t.Context())
-		if err != nil || len(got) != 1 {
-			t.Fatalf("%v, %+v", err, got)
-		}
+		got := must.Get(serve(t, rookPages(tc.kind, tc.spec, tc.mon)).Replicas(t.Context()))(t)
+		must.Equal(t, "systems", 1, len(got))
 		must.Equal(t, "got", tc.want, got[0].Volumes[0].Placements)
 	})
 	for _, path := range []string{"", "/cephblockpools"} {
 		pages := rookPages(block, `{}`, "")
 		pages["/apis/ceph.rook.io/v1"+path] = forbidden(t, "cephblockpools", "ceph.rook.io")
-		if _, err := serve(t, pages).Replicas(t.Context()); err == nil {
-			t.Errorf("%q forbidden: no error", path)
-		}
+		must.Not(t, must.Err(serve(t, pages).Replicas(t.Context())) == nil, "%q forbidden: no error", path)
 	}
 }
 
@@ -275,10 +270,7 @@ func TestVotersOfCeph(t *testing.T) {
 		edit("/apis/ceph.rook.io/v1/cephclusters", `"HEALTH_OK"`, `"HEALTH_OK","details":{`+tc.details+`}`)
 		edit("/apis/apps/v1/namespaces/rook-ceph/deployments", `"items":[`, `"items":[`+strings.Join(tc.monitors, ",")+",")
 		edit("/api/v1/namespaces/rook-ceph/pods", `"items":[`, `"items":[`+strings.Join(tc.pods, ","))
-		got := must.Get(serve(t, pages).Replicas(t.Context()))(t)
-		v := got[0].Volumes[0]
-		if diff := cmp.Diff(tc.want, v.Voters); diff != "" || v.Doubt != tc.doubt {
-			t.Errorf("doubt %q (-want +got):\n%s", v.Doubt, diff)
-		}
+		v := must.Get(serve(t, pages).Replicas(t.Context()))(t)[0].Volumes[0]
+		must.Equal(t, "voters, doubt", []any{tc.want, tc.doubt}, []any{v.Voters, v.Doubt})
 	})
 }

@@ -13,7 +13,9 @@ import (
 	"time"
 
 	"github.com/siderolabs/talos/pkg/machinery/config/configloader"
+	"github.com/siderolabs/talos/pkg/machinery/config/generate/secrets"
 	"github.com/siderolabs/talos/pkg/machinery/constants"
+	"go.yaml.in/yaml/v4"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
@@ -171,9 +173,8 @@ func TestConfig(t *testing.T) {
 			text, found, err := source.Config(t.Context(), "wk1")
 			switch {
 			case c.err != "":
-				if err == nil || !strings.Contains(err.Error(), c.err) || fault.KindOf(err) != c.kind || !strings.Contains(strings.Join(fault.Hints(err), ";"), c.hint) || found {
-					t.Errorf("kind %v, hints %q: %v", fault.KindOf(err), fault.Hints(err), err)
-				}
+				must.Not(t, err == nil || !strings.Contains(err.Error(), c.err) || fault.KindOf(err) != c.kind || !strings.Contains(strings.Join(fault.Hints(err), ";"), c.hint) || found,
+					"kind %v, hints %q: %v", fault.KindOf(err), fault.Hints(err), err)
 			case err != nil || string(text) != c.want || found != (c.want != ""):
 				t.Errorf("%q, %t, %v; want %q", text, found, err, c.want)
 			}
@@ -186,9 +187,7 @@ func TestConfig(t *testing.T) {
 func requireNoOutput(t *testing.T) {
 	t.Helper()
 	left, err := filepath.Glob(filepath.Join(inMemory(), outputPrefix+"*"))
-	if err != nil || len(left) > 0 {
-		t.Errorf("%q, %v are left", left, err)
-	}
+	must.Not(t, err != nil || len(left) > 0, "%q, %v are left", left, err)
 }
 
 // A program runs once, however many nodes ask, and fails once.
@@ -199,13 +198,11 @@ func TestRunsOnce(t *testing.T) {
 			s := w.open()
 			for _, node := range []string{"wk1", "wk2", "wk3", "wk1"} {
 				text, _, err := s.Config(t.Context(), node)
-				if (err != nil) != (exit == "1") || err == nil && string(text) != strings.TrimPrefix(node, "wk")+"\n" {
-					t.Errorf("%s: %q, %v", node, text, err)
-				}
+				must.Not(t, (err != nil) != (exit == "1") || err == nil && string(text) != strings.TrimPrefix(node, "wk")+"\n",
+					"%s: %q, %v", node, text, err)
 			}
-			if runs, err := os.ReadFile(filepath.Join(w.options.Base, "runs")); string(runs) != "run\n" {
-				t.Errorf("it ran: %q, %v", runs, err)
-			}
+			runs, err := os.ReadFile(filepath.Join(w.options.Base, "runs"))
+			must.Not(t, string(runs) != "run\n", "it ran: %q, %v", runs, err)
 		})
 	}
 }
@@ -259,9 +256,8 @@ func TestKubernetesFor(t *testing.T) {
 		"no Talos":              {"newest", "", "", "Talos newest is not a version"},
 	} {
 		got, err := KubernetesFor(tc.talos, tc.wanted)
-		if got != tc.want || (err != nil) != (tc.err != "") || !strings.Contains(fmt.Sprint(err), tc.err) || err != nil && fault.KindOf(err) != fault.Config {
-			t.Errorf("%s: %q, %v; want %q, %q", name, got, err, tc.want, tc.err)
-		}
+		must.Not(t, got != tc.want || (err != nil) != (tc.err != "") || !strings.Contains(fmt.Sprint(err), tc.err) || err != nil && fault.KindOf(err) != fault.Config,
+			"%s: %q, %v; want %q, %q", name, got, err, tc.want, tc.err)
 	}
 }
 
@@ -291,9 +287,8 @@ func TestNewSecrets(t *testing.T) {
 			text, _, err := s.Config(t.Context(), node)
 			must.Do(t, err)
 			cfg := must.Get(configloader.NewFromBytes(text))(t)
-			if warnings, err := cfg.ValidateAsClient(mode{}); err != nil {
-				t.Errorf("%s of Talos %s: %v; %q", node, talos, err, warnings)
-			}
+			warnings, err := cfg.ValidateAsClient(mode{})
+			must.Not(t, err != nil, "%s of Talos %s: %v; %q", node, talos, err, warnings)
 			must.Equal(t, node+" of Talos "+talos+" has the shared address", node == "cp1", strings.Contains(string(text), "ip: 10.0.0.10"))
 		}
 	}
@@ -343,9 +338,8 @@ func TestProtect(t *testing.T) {
 			text, by, err := w.options.Protect(t.Context(), filepath.Join(w.options.Base, "secrets.yaml"), tc.recipients, cluster.Secret(plain))
 			switch {
 			case tc.err != "":
-				if err == nil || !strings.Contains(err.Error(), tc.err) || text != nil || fault.KindOf(err) == fault.Failed {
-					t.Errorf("%q, %v; want %q", text, err, tc.err)
-				}
+				must.Fail(t, err, tc.err)
+				must.Not(t, text != nil || fault.KindOf(err) == fault.Failed, "%q, %v", text, err)
 			case err != nil || by != tc.by || encryption(text) != tc.by || tc.by == "" && string(text) != plain:
 				t.Errorf("%q by %q, %v", text, by, err)
 			}
@@ -369,9 +363,8 @@ func TestAge(t *testing.T) {
 	}
 	must.Do(t, os.WriteFile(filepath.Join(dir, "wk1.yaml"), text, 0o600))
 	s := must.Get(New(o))(t)
-	if back, _, err := s.Config(t.Context(), "wk1"); err != nil || string(back) != "token: planted\n" {
-		t.Errorf("%q, %v", back, err)
-	}
+	back, _, err := s.Config(t.Context(), "wk1")
+	must.Not(t, err != nil || string(back) != "token: planted\n", "%q, %v", back, err)
 }
 
 // A program that is interrupted leaves nothing, and is run again by who asks next.
@@ -388,13 +381,11 @@ func TestInterrupted(t *testing.T) {
 		}
 	}()
 	s := w.open()
-	if _, _, err := s.Config(ctx, "wk1"); !errors.Is(err, context.Canceled) {
-		t.Errorf("err = %v", err)
-	}
+	_, _, err := s.Config(ctx, "wk1")
+	must.FailIs(t, err, context.Canceled)
 	requireNoOutput(t)
-	if text, _, err := s.Config(t.Context(), "wk1"); string(text) != "secret\n" {
-		t.Errorf("%q, %v", text, err)
-	}
+	text, _, err := s.Config(t.Context(), "wk1")
+	must.Not(t, string(text) != "secret\n", "%q, %v", text, err)
 	requireNoOutput(t)
 }
 
@@ -405,16 +396,68 @@ func TestLeftBehind(t *testing.T) {
 	killed := must.Get(newOutputDir())(t)
 	must.Do(t, killed.lock.Close())
 	for _, dir := range []string{running.path, killed.path} {
-		if info, err := os.Stat(dir); err != nil || info.Mode().Perm() != 0o700 {
-			t.Errorf("%s: %v, %v", dir, info, err)
-		}
+		info, err := os.Stat(dir)
+		must.Not(t, err != nil || info.Mode().Perm() != 0o700, "%s: %v, %v", dir, info, err)
 		old := time.Now().Add(-time.Hour)
 		must.Do(t, os.Chtimes(dir, old, old))
 	}
 	fresh := must.Get(newOutputDir())(t)
-	if _, err := os.Stat(killed.path); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("%s is still there: %v", killed.path, err)
-	}
+	must.FailIs(t, must.Err(os.Stat(killed.path)), os.ErrNotExist)
 	must.Do(t, errors.Join(running.remove(), fresh.remove()))
 	requireNoOutput(t)
+}
+
+// TestRender: patches are applied in their order, all nodes get the same secrets, and what can't be
+// rendered names its file and quotes nothing of it. What talosctl makes is compared in e2e-talosctl.
+func TestRender(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	write := func(name, text string) string {
+		t.Helper()
+		path := filepath.Join(dir, name)
+		must.Do(t, os.WriteFile(path, []byte(text), 0o600))
+		return path
+	}
+	bundle := must.Get(secrets.NewBundle(secrets.NewClock(), nil))(t)
+	text := must.Get(yaml.Marshal(bundle))(t)
+	r := Render{
+		Cluster: "home", Endpoint: "https://10.0.0.1:6443", Secrets: write("secrets.yaml", string(text)), Talos: "v1.13", Kubernetes: "v1.35.4", ControlPlanes: []string{"cp1"},
+		All:        []string{write("all.yaml", "machine:\n  nodeLabels: {a: all, b: all, c: all}\n")},
+		OfControls: []string{write("cp.yaml", "machine:\n  nodeLabels: {b: role}\n")},
+		OfNode:     map[string][]string{"cp1": {write("cp1.yaml", "machine:\n  nodeLabels: {c: node}\n")}},
+	}
+	read := func(r Render, node string) (string, error) {
+		t.Helper()
+		s := must.Get(New(Options{Place: "recast.yaml:5:3", Render: &r}))(t)
+		got, found, err := s.Config(t.Context(), node)
+		must.Not(t, err == nil && !found, "no configuration for %s", node)
+		return string(got), err
+	}
+	for node, says := range map[string][]string{
+		"cp1": {"type: controlplane", "a: all", "b: role", "c: node", "token: " + bundle.TrustdInfo.Token, "endpoint: https://10.0.0.1:6443", "kubelet:v1.35.4"},
+		"wk1": {"type: worker", "b: all", "c: all", "token: " + bundle.TrustdInfo.Token},
+	} {
+		must.Contain(t, node, must.Get(read(r, node))(t), says...)
+	}
+	for want, change := range map[string]func(*Render){
+		"secrets.yaml: no such file": func(r *Render) { r.Secrets = filepath.Join(dir, "gone", "secrets.yaml") },
+		"none.yaml has no secrets":   func(r *Render) { r.Secrets = write("none.yaml", "token: hushhush\n") },
+		"bad.yaml is no patch":       func(r *Render) { r.All = []string{write("bad.yaml", "machine: hushhush\n")} },
+		"unknown keys found during decoding:\nmachine:\n    pasword:": func(r *Render) {
+			r.All = []string{write("typo.yaml", "machine:\n  pasword: hushhush\n")}
+		},
+		"json.yaml can't be applied": func(r *Render) {
+			r.OfWorkers = []string{write("json.yaml", `[{"op":"remove","path":"/machine/none"}]`)}
+		},
+		"error parsing version": func(r *Render) { r.Talos = "hush" },
+		"is encrypted with sops": func(r *Render) {
+			r.All = []string{write("sops.yaml", "machine: ENC[x]\nsops:\n    mac: ENC[y]\n")}
+		},
+	} {
+		changed := r
+		change(&changed)
+		if _, err := read(changed, "wk1"); err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "hushhush") {
+			t.Errorf("err = %v, want %q", err, want)
+		}
+	}
 }

@@ -26,7 +26,6 @@ import (
 	"github.com/recast-sh/recast/internal/trust"
 )
 
-// Webhook is the configuration of one webhook.
 type Webhook struct {
 	URL         string
 	URLEnv      string            // variable that holds the URL, instead of URL
@@ -80,11 +79,7 @@ func New(o Options) (*Client, error) {
 }
 
 func (c *Client) States() []State {
-	var out []State
-	for _, h := range c.hooks {
-		out = append(out, State{Name: h.name, On: h.on, Err: h.unset})
-	}
-	return out
+	return cluster.Each(c.hooks, func(h *webhook) State { return State{Name: h.name, On: h.on, Err: h.unset} })
 }
 
 func (c *Client) Close() error {
@@ -113,15 +108,13 @@ func (c *Client) Notify(ctx context.Context, n cluster.Notice) error {
 	return errors.Join(errs...)
 }
 
-// webhook is a Webhook with its values from the environment.
 type webhook struct {
-	name    string
-	url     string
-	headers http.Header
-	on      []string
-	body    *template.Template // nil: JSON
-	http    *http.Client
-	unset   error // what the environment lacks, or a value that is no https URL
+	name, url string
+	headers   http.Header
+	on        []string
+	body      *template.Template // nil: JSON
+	http      *http.Client
+	unset     error // what the environment lacks, or a value that is no https URL
 }
 
 func newWebhook(w Webhook, o Options) (*webhook, error) {
@@ -180,7 +173,6 @@ const (
 	attemptTime = 10 * time.Second
 )
 
-// pauses are the pauses after the first attempt, the second, and so on.
 var pauses = [attempts - 1]time.Duration{time.Second, 3 * time.Second}
 
 func (h *webhook) notify(ctx context.Context, n cluster.Notice) error {
@@ -249,7 +241,6 @@ func redirectTarget(res *http.Response) string {
 	return " to another host"
 }
 
-// render returns the request body.
 func (h *webhook) render(n cluster.Notice) ([]byte, error) {
 	if h.body == nil {
 		return toJSON(n)

@@ -99,35 +99,29 @@ func sends(t *testing.T, transport http.RoundTripper, w Webhook, env map[string]
 }
 
 func TestNotify(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		var r receiver
-		if _, warned, err := sends(t, r.serve(t, nil), Webhook{}, nil); err != nil || warned != nil {
-			t.Fatal(err, warned)
-		}
+		_, warned, err := sends(t, r.serve(t, nil), Webhook{}, nil)
+		must.Equal(t, "warned, error", []any{[]string(nil), nil}, []any{warned, err})
 		body, ok := strings.CutPrefix(r.requests()[0], "POST /s3cret/path ")
 		const want = `{"event":"failure","command":"roll","cluster":"lab","run":"r1","outcome":"failed","nodes":{"done":["wk1"],"failed":["wk2"],"left":[]},` +
 			`"error":"it is \"broken\" <here>","hints":["mend it"],"started":"2026-01-02T03:04:05Z","ended":"2026-01-02T03:05:05Z","host":"ci","user":"alice","text":"recast roll of lab: failed"}`
-		if !ok || body != want || !json.Valid([]byte(body)) || r.header.Get("Content-Type") != "application/json" || r.header.Get("User-Agent") != "recast" {
-			t.Errorf("it got %q with %v", r.requests(), r.header)
-		}
+		must.Not(t, !ok || body != want || !json.Valid([]byte(body)) || r.header.Get("Content-Type") != "application/json" || r.header.Get("User-Agent") != "recast",
+			"it got %q with %v", r.requests(), r.header)
 	})
 }
 
 func TestHeadersAndTemplate(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		var r receiver
 		_, _, err := sends(t, r.serve(t, nil), Webhook{
 			Headers: map[string]string{"Authorization": "AUTH"}, ContentType: "text/x-test",
 			Template: `{"text": {{json .Error}}, "of": "{{join .Nodes.Done ","}}{{.Ended.Sub .Started}}"}`,
 		}, map[string]string{"AUTH": "Bearer s3cret"})
-		if err != nil || r.requests()[0] != `POST /s3cret/path {"text": "it is \"broken\" <here>", "of": "wk11m0s"}` {
-			t.Errorf("%q, %v", r.requests(), err)
-		}
-		if r.header.Get("Authorization") != "Bearer s3cret" || r.header.Get("Content-Type") != "text/x-test" {
-			t.Errorf("headers %v", r.header)
-		}
+		must.Not(t, err != nil || r.requests()[0] != `POST /s3cret/path {"text": "it is \"broken\" <here>", "of": "wk11m0s"}`,
+			"%q, %v", r.requests(), err)
+		must.Not(t, r.header.Get("Authorization") != "Bearer s3cret" || r.header.Get("Content-Type") != "text/x-test",
+			"headers %v", r.header)
 	})
 }
 
@@ -154,12 +148,13 @@ func TestTrouble(t *testing.T) {
 		}
 	}
 	cut := func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }
-	for name, c := range map[string]struct {
+	type row struct {
 		answer http.HandlerFunc
 		err    string
 		asked  int
 		took   time.Duration
-	}{
+	}
+	must.Bubbles(t, map[string]row{
 		"slow":              {lasts(9 * time.Second), "", 1, 9 * time.Second},
 		"hangs":             {lasts(time.Hour), "no answer within 10s", 3, 34 * time.Second},
 		"fails once":        {first(1, status(500, "oops")), "", 2, time.Second},
@@ -180,43 +175,31 @@ func TestTrouble(t *testing.T) {
 		"moved on the same host":  {func(w http.ResponseWriter, req *http.Request) { http.Redirect(w, req, "/other", http.StatusFound) }, "it answers with 302, a redirect on the same host, which is not followed: give the URL that it leads to", 1, 0},
 		"moved to nobody knows":   {status(304, ""), "it answers with 304, a redirect, which is not followed: give the URL that it leads to", 1, 0},
 		"accepted, without a 200": {func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(204) }, "", 1, 0},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
-				var r receiver
-				took, warned, err := sends(t, r.serve(t, c.answer), Webhook{Headers: map[string]string{"Authorization": "AUTH"}}, map[string]string{"AUTH": "Bearer s3cret"})
-				got, want := message(err), c.err
-				if want != "" {
-					want = who + want
-				}
-				if got != want || (len(warned) == 1) != (want != "") {
-					t.Errorf("%q, want %q; warned %q", got, want, warned)
-				}
-				if len(r.requests()) != c.asked || took != c.took {
-					t.Errorf("asked %d times in %s, want %d in %s", len(r.requests()), took, c.asked, c.took)
-				}
-			})
-		})
-	}
+	}, func(t *testing.T, c row) {
+		var r receiver
+		took, warned, err := sends(t, r.serve(t, c.answer), Webhook{Headers: map[string]string{"Authorization": "AUTH"}}, map[string]string{"AUTH": "Bearer s3cret"})
+		got, want := message(err), c.err
+		if want != "" {
+			want = who + want
+		}
+		must.Not(t, got != want || (len(warned) == 1) != (want != ""), "%q, want %q; warned %q", got, want, warned)
+		must.Equal(t, "asked, took", []any{c.asked, c.took}, []any{len(r.requests()), took})
+	})
 }
 
 // Nothing listens.
 func TestUnreachable(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		var r receiver
 		_, _, err := sends(t, r.serve(t, nil), Webhook{URL: "http://other.example/s3cret"}, nil)
-		if err == nil || !strings.HasPrefix(err.Error(), "webhook other.example: notice of failure: ") || strings.Contains(err.Error(), "s3cret") {
-			t.Errorf("err = %v", err)
-		}
+		must.Not(t, err == nil || !strings.HasPrefix(err.Error(), "webhook other.example: notice of failure: ") || strings.Contains(err.Error(), "s3cret"),
+			"err = %v", err)
 	})
 }
 
 // Ctrl-C cancels the wait for the next attempt.
 func TestCancelled(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		var r receiver
 		c := must.Get(New(Options{
 			Webhooks: []Webhook{{URL: "http://hook.example/", On: everyEvent}}, Getenv: func(string) string { return "" },
@@ -226,9 +209,8 @@ func TestCancelled(t *testing.T) {
 		defer cancel(nil)
 		time.AfterFunc(500*time.Millisecond, func() { cancel(errors.New("stopped")) })
 		start := time.Now()
-		if err := c.Notify(ctx, aNotice); err == nil || time.Since(start) != 500*time.Millisecond || len(r.requests()) != 1 {
-			t.Errorf("%v after %s, asked %d times", err, time.Since(start), len(r.requests()))
-		}
+		must.Not(t, c.Notify(ctx, aNotice) == nil || len(r.requests()) != 1, "no error, or asked %d times", len(r.requests()))
+		must.Take(t, start, 500*time.Millisecond, 500*time.Millisecond)
 	})
 }
 
@@ -248,34 +230,29 @@ func TestWants(t *testing.T) {
 // Missing variables are reported beforehand, and nothing is sent.
 func TestEnvironment(t *testing.T) {
 	t.Parallel()
-	for name, c := range map[string]struct {
-		w    Webhook
-		env  map[string]string
-		name string
-		err  string
-	}{
+	type row struct {
+		w         Webhook
+		env       map[string]string
+		name, err string
+	}
+	must.Each(t, map[string]row{
 		"all there":      {Webhook{URLEnv: "U", Headers: map[string]string{"A": "B"}}, map[string]string{"U": "https://h.example/s3cret?sig=1\n", "B": "x"}, "h.example", ""},
 		"no URL":         {Webhook{URLEnv: "U"}, nil, "$U", "webhook $U: the environment variable is not set"},
 		"no header":      {Webhook{URL: "https://h.example/", Headers: map[string]string{"Authorization": "B"}}, nil, "h.example", "webhook h.example: the environment variable B, for its header Authorization, is not set"},
 		"in the clear":   {Webhook{URLEnv: "U"}, map[string]string{"U": "http://h.example/s3cret"}, "$U", "webhook $U: its value is not an https URL"},
 		"not a URL":      {Webhook{URLEnv: "U"}, map[string]string{"U": "s3cret"}, "$U", "webhook $U: its value is not an https URL"},
 		"not even close": {Webhook{URLEnv: "U"}, map[string]string{"U": "https://h:s3cret\x00"}, "$U", "webhook $U: its value is not an https URL"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			refuse := roundTrip(func(*http.Request) (*http.Response, error) { t.Error("something was sent"); return nil, io.EOF })
-			client := must.Get(New(Options{Webhooks: []Webhook{c.w}, Getenv: func(name string) string { return c.env[name] }, Transport: refuse, Warn: func(text string) { t.Errorf("warned of %s", text) }}))(t)
-			got := client.States()[0]
-			said := message(got.Err)
-			if got.Err != nil {
-				client.hooks[0].on = everyEvent
-				must.Equal(t, "error", said, fmt.Sprint(client.Notify(t.Context(), aNotice)))
-			}
-			if got.Name != c.name || said != c.err {
-				t.Errorf("%s: %q", got.Name, said)
-			}
-		})
-	}
+	}, func(t *testing.T, c row) {
+		refuse := roundTrip(func(*http.Request) (*http.Response, error) { t.Error("something was sent"); return nil, io.EOF })
+		client := must.Get(New(Options{Webhooks: []Webhook{c.w}, Getenv: func(name string) string { return c.env[name] }, Transport: refuse, Warn: func(text string) { t.Errorf("warned of %s", text) }}))(t)
+		got := client.States()[0]
+		said := message(got.Err)
+		if got.Err != nil {
+			client.hooks[0].on = everyEvent
+			must.Equal(t, "error", said, fmt.Sprint(client.Notify(t.Context(), aNotice)))
+		}
+		must.Equal(t, "name, error", []string{c.name, c.err}, []string{got.Name, said})
+	})
 }
 
 type roundTrip func(*http.Request) (*http.Response, error)
@@ -294,9 +271,8 @@ func TestCheckTemplate(t *testing.T) {
 		`{{index .Nodes.Failed 0}} is it`: "not a valid template: template: template:1:2: executing \"template\" at <index .Nodes.Failed 0>: error calling index: reflect: slice index out of range",
 	} {
 		err := CheckTemplate(text)
-		if got := message(err); want == "" && err != nil || !strings.HasPrefix(got, want) {
-			t.Errorf("%s: %q, want %q", text, got, want)
-		}
+		got := message(err)
+		must.Not(t, want == "" && err != nil || !strings.HasPrefix(got, want), "%s: %q, want %q", text, got, want)
 	}
 }
 
@@ -305,21 +281,14 @@ func TestTemplatesOfTheNotes(t *testing.T) {
 	t.Parallel()
 	text := must.Get(os.ReadFile("../../docs/notes/notify.md"))(t)
 	found := regexp.MustCompile(`template: '([^']+)'`).FindAllSubmatch(text, -1)
-	if len(found) < 5 {
-		t.Fatalf("found %q", found)
-	}
+	must.Not(t, len(found) < 5, "found %q", found)
 	n := aNotice
 	n.Text = "a \"b\"\n\\ <c>"
 	for _, f := range found {
-		if err := CheckTemplate(string(f[1])); err != nil {
-			t.Error(err)
-			continue
-		}
+		must.Do(t, CheckTemplate(string(f[1])))
 		body := must.Get(parse(string(f[1])))(t)
 		got, err := (&webhook{body: body}).render(n)
-		if err != nil || !json.Valid(got) && string(got) != n.Text {
-			t.Errorf("%s: %s, %v", f[1], got, err)
-		}
+		must.Not(t, err != nil || !json.Valid(got) && string(got) != n.Text, "%s: %s, %v", f[1], got, err)
 	}
 }
 
@@ -340,16 +309,12 @@ func TestCertificates(t *testing.T) {
 	defer s.Close()
 	ca := filepath.Join(t.TempDir(), "ca.pem")
 	must.Do(t, os.WriteFile(ca, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw}), 0o600))
-	if _, _, err := sends(t, nil, Webhook{URL: s.URL + "/h", CAFile: ca}, nil); err != nil || len(r.requests()) != 1 {
-		t.Errorf("%v; it got %q", err, r.requests())
-	}
+	_, _, err := sends(t, nil, Webhook{URL: s.URL + "/h", CAFile: ca}, nil)
+	must.Not(t, err != nil || len(r.requests()) != 1, "%v; it got %q", err, r.requests())
 	h := must.Get(newWebhook(Webhook{URL: s.URL}, Options{}))(t)
-	if _, err := h.post(t.Context(), nil); err == nil || !strings.Contains(err.Error(), "certificate signed by unknown authority") || len(r.requests()) != 1 {
-		t.Errorf("%v; it got %q", err, r.requests())
-	}
-	if _, err := New(Options{Webhooks: []Webhook{{URL: s.URL, CAFile: "notify_test.go"}}}); err == nil || !strings.HasSuffix(err.Error(), "notify_test.go holds no PEM certificate") {
-		t.Errorf("err = %v", err)
-	}
+	must.Fail(t, must.Err(h.post(t.Context(), nil)), "certificate signed by unknown authority")
+	must.Equal(t, "requests", 1, len(r.requests()))
+	must.Fail(t, must.Err(New(Options{Webhooks: []Webhook{{URL: s.URL, CAFile: "notify_test.go"}}})), "notify_test.go holds no PEM certificate")
 }
 
 // quotes are answers that quote the request, in every place where a server can.
@@ -414,8 +379,7 @@ func echo(t *testing.T, answer string) *http.Transport {
 
 // A proxy's password must not reach the report.
 func TestProxyIsNotQuoted(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		transport := &http.Transport{Proxy: func(*http.Request) (*url.URL, error) {
 			return nil, errors.New(`invalid proxy address "http://u:s3cret@p"`)
 		}}

@@ -24,7 +24,9 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/pve/api"
 	"github.com/recast-sh/recast/internal/pve/api/apitest"
+	"github.com/recast-sh/recast/internal/sim/apidoc/apidoctest"
 	"github.com/recast-sh/recast/internal/sim/must"
+	"github.com/recast-sh/recast/internal/sim/pveapi"
 	"github.com/recast-sh/recast/internal/sim/record"
 	"github.com/recast-sh/recast/internal/sim/world"
 )
@@ -45,47 +47,40 @@ func TestChangeIsNeverRepeated(t *testing.T) {
 		"no answer at all":         {after(3*time.Minute, data(`"x"`)), true},
 		"refused":                  {raw("500 VM 101 is running - destroy failed", ""), false},
 	}
-	inEachBubble(t, cases, func(t *testing.T, tc row) {
+	must.Bubbles(t, cases, func(t *testing.T, tc row) {
 		s := newSite(t)
 		pve1 := s.Node(t, "pve1")
 		pve1.On("DELETE /nodes/pve1/qemu/101", tc.answer)
 		s.Node(t, "pve2").On("DELETE /nodes/pve1/qemu/101", data(`"`+testUPID+`"`))
 		err := s.client(t, "pve1", "pve2").DeleteVM(t.Context(), cluster.VM{ID: 101, Host: "pve1"})
-		if err == nil || errors.Is(err, cluster.ErrLostAnswer) != tc.lost {
-			t.Errorf("error %v; want a lost answer: %v", err, tc.lost)
-		}
+		must.Not(t, err == nil || errors.Is(err, cluster.ErrLostAnswer) != tc.lost,
+			"error %v; want a lost answer: %v", err, tc.lost)
 		must.Equal(t, "changes", []string{"DELETE /nodes/pve1/qemu/101"}, changes(pve1.Requests()))
 	})
 }
 
 func TestUnreachable(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		s := newSite(t)
 		err := s.client(t, "pve1", "pve2").DeleteVM(t.Context(), cluster.VM{ID: 101, Host: "pve1"})
 		const want = "DELETE /nodes/pve1/qemu/101: reach Proxmox: pve1:8006: dial tcp pve1:8006: no route to host; pve2:8006: dial tcp pve2:8006: no route to host"
-		if fmt.Sprint(err) != want || errors.Is(err, cluster.ErrLostAnswer) {
-			t.Errorf("error is %v\nwant    %s", err, want)
-		}
-		if hints := fault.Hints(err); len(hints) != 1 || !strings.Contains(hints[0], "proxmox.endpoints") {
-			t.Errorf("hints: %q", hints)
-		}
+		must.Not(t, fmt.Sprint(err) != want || errors.Is(err, cluster.ErrLostAnswer), "error is %v\nwant    %s", err, want)
+		hints := fault.Hints(err)
+		must.Not(t, len(hints) != 1 || !strings.Contains(hints[0], "proxmox.endpoints"), "hints: %q", hints)
 	})
 }
 
 func TestServerThatNeverSpeaks(t *testing.T) {
-	inBubble(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		s := newSite(t)
 		c := s.clientWith(t, api.Options{Dial: apitest.SilentDial}, "pve1")
 		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 		defer cancel()
 		start := time.Now()
 		err := c.DeleteVM(ctx, cluster.VM{ID: 101, Host: "pve1"})
-		if took := time.Since(start); err == nil || took > 2*time.Minute {
-			t.Errorf("error %v after %s", err, took)
-		}
-		if errors.Is(err, cluster.ErrLostAnswer) {
-			t.Errorf("nothing was sent, yet: %v", err)
-		}
+		took := time.Since(start)
+		must.Not(t, err == nil || took > 2*time.Minute, "error %v after %s", err, took)
+		must.Not(t, errors.Is(err, cluster.ErrLostAnswer), "nothing was sent, yet: %v", err)
 	})
 }
 
@@ -95,13 +90,10 @@ func TestCancelledChange(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		err := c.DeleteVM(ctx, cluster.VM{ID: 101, Host: "pve1"})
-		if !errors.Is(err, cluster.ErrLostAnswer) || !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("error is %v", err)
-		}
+		must.Not(t, !errors.Is(err, cluster.ErrLostAnswer) || !errors.Is(err, context.DeadlineExceeded), "error is %v", err)
 		err = c.DeleteVM(ctx, cluster.VM{ID: 101, Host: "pve1"})
-		if errors.Is(err, cluster.ErrLostAnswer) || !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("after the deadline: %v", err)
-		}
+		must.Not(t, errors.Is(err, cluster.ErrLostAnswer) || !errors.Is(err, context.DeadlineExceeded),
+			"after the deadline: %v", err)
 	})
 }
 
@@ -119,9 +111,7 @@ func TestSecretIsNeverShown(t *testing.T) {
 		}
 		o := api.Options{Token: []byte(apitest.Token)}
 		for _, s := range []string{fmt.Sprintf("%v %+v", err, *e), fmt.Sprintf("%v %+v %#v", c, c, c), fmt.Sprintf("%v %+v %#v", o, o, o)} {
-			if strings.Contains(s, apitest.Secret) {
-				t.Errorf("shows the secret: %s", s)
-			}
+			must.Not(t, strings.Contains(s, apitest.Secret), "shows the secret: %s", s)
 		}
 	})
 }
@@ -139,9 +129,8 @@ func TestAuthorizationHints(t *testing.T) {
 	}, func(t *testing.T, pve1 *fake, c *Client, tc row) {
 		pve1.On("GET /cluster/status", tc.answer)
 		_, err := c.Quorate(t.Context())
-		if hints := fault.Hints(err); len(hints) != 1 || !strings.Contains(hints[0], tc.hint) {
-			t.Errorf("hints of %v: %q", err, hints)
-		}
+		hints := fault.Hints(err)
+		must.Not(t, len(hints) != 1 || !strings.Contains(hints[0], tc.hint), "hints of %v: %q", err, hints)
 		must.Equal(t, "kind", tc.kind, fault.KindOf(err))
 	})
 }
@@ -158,24 +147,19 @@ func TestRemember(t *testing.T) {
 			must.Equal(t, path, want, len(slices.DeleteFunc(pve1.Requests(), func(r string) bool { return r != path })))
 		}
 		c.Remember()
-		if e, is := errors.AsType[*api.Error](func() error { _, err := c.Permissions(t.Context(), "/vms"); return err }()); !is || e.Status != 403 {
-			t.Errorf("error is %v", e)
-		}
+		e, is := errors.AsType[*api.Error](func() error { _, err := c.Permissions(t.Context(), "/vms"); return err }())
+		must.Not(t, !is || e.Status != 403, "error is %v", e)
 		var all sync.WaitGroup
 		for range 20 {
 			all.Go(func() {
 				held, err := c.Permissions(t.Context(), "/vms")
-				if err != nil || !held["VM.Audit"] {
-					t.Errorf("%v, %v", held, err)
-				}
+				must.Not(t, err != nil || !held["VM.Audit"], "%v, %v", held, err)
 			})
 		}
 		all.Wait()
 		asked(path, 2)
 		for range 2 {
-			if _, err := c.Listed(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			must.Get(c.Listed(t.Context()))(t)
 		}
 		asked(listPath, 2)
 	})
@@ -183,8 +167,7 @@ func TestRemember(t *testing.T) {
 
 // Everything that Proxmox says in an answer becomes one line without escape sequences.
 func TestForeignTextIsOneLine(t *testing.T) {
-	quoted := must.Get(json.Marshal("bad\x1b[31m\x1b]0;title\a\r\nfake line: \u202e\u2028\x7f"))(t)
-	evil := string(quoted)
+	evil := string(must.Get(json.Marshal("bad\x1b[31m\x1b]0;title\a\r\nfake line: \u202e\u2028\x7f"))(t))
 	const change = "DELETE /nodes/pve1/qemu/101"
 	ended := data(`"` + testUPID + `"`)
 	log := data(`[{"n":1,"t":` + evil + `}]`)
@@ -208,12 +191,8 @@ func TestForeignTextIsOneLine(t *testing.T) {
 		if err == nil {
 			err = c.DeleteVM(t.Context(), vm)
 		}
-		if err == nil {
-			t.Fatal("no error")
-		}
-		if text := err.Error(); !strings.Contains(text, "bad") || !strings.Contains(text, "fake line") || strings.ContainsAny(text, "\x1b\a\r\n\u202e\u2028\x7f") {
-			t.Errorf("%q", text)
-		}
+		must.Fail(t, err, "bad", "fake line")
+		must.Not(t, strings.ContainsAny(fmt.Sprint(err), "\x1b\a\r\n\u202e\u2028\x7f"), "%q", err)
 	})
 }
 
@@ -267,12 +246,9 @@ func isoChanges() map[string][]changeKind {
 	return map[string][]changeKind{
 		"sendISO": {{"POST /nodes/*/storage/*/upload", upload}},
 		"Download": {{"POST /nodes/*/storage/*/download-url", func(t *testing.T, l lab) error {
-			err := l.Download(t.Context(), images.Download{
+			must.Not(t, nil == l.Download(t.Context(), images.Download{
 				Host: "pve1", Storage: "isos", Name: "a.iso", URL: "https://factory.example/a.iso", SHA256: strings.Repeat("0", 64),
-			})
-			if err == nil {
-				return errors.New("a host without a network has downloaded something")
-			}
+			}), "a host without a network has downloaded something")
 			return nil
 		}}},
 		"DeleteISO": {{"DELETE /nodes/*/storage/*/content/*", func(t *testing.T, l lab) error {
@@ -328,9 +304,7 @@ func TestEveryKindOfChange(t *testing.T) {
 	}
 	inEachLab(t, kinds, func(t *testing.T, l lab, c changeKind) {
 		must.Do(t, c.send(t, l))
-		if !slices.ContainsFunc(l.recorder.Calls(), c.is) {
-			t.Error("no such request was sent")
-		}
+		must.Not(t, !slices.ContainsFunc(l.recorder.Calls(), c.is), "no such request was sent")
 	})
 }
 
@@ -344,9 +318,8 @@ func (c changeKind) is(call record.Call) bool {
 // changing method: each needs an entry above.
 func TestEveryKindOfChangeIsKnown(t *testing.T) {
 	t.Parallel()
-	files := must.Get(filepath.Glob("*.go"))(t)
 	var found []string
-	for _, file := range files {
+	for _, file := range must.Get(filepath.Glob("*.go"))(t) {
 		if strings.HasSuffix(file, "_test.go") {
 			continue
 		}
@@ -357,9 +330,8 @@ func TestEveryKindOfChangeIsKnown(t *testing.T) {
 			}
 		}
 	}
-	want := slices.Sorted(maps.Keys(kindsOfChange()))
 	slices.Sort(found)
-	must.Equal(t, "functions that name such a method", want, found)
+	must.Equal(t, "functions that name such a method", slices.Sorted(maps.Keys(kindsOfChange())), found)
 }
 
 func namesMethod(f *ast.FuncDecl) bool {
@@ -372,4 +344,162 @@ func namesMethod(f *ast.FuncDecl) bool {
 		return !found
 	})
 	return found
+}
+
+// testUPID names a task on pve1.
+const testUPID = "UPID:pve1:0000ABCD:00012345:386D4380:qmdestroy:101:recast@pve!roll:"
+
+type (
+	route = apitest.Route
+	fake  = apitest.Fake
+
+	routes = map[string][]route // answers in turn, by request
+)
+
+var (
+	data, raw, after, changes = apitest.Data, apitest.Raw, apitest.After, apitest.Changes
+
+	lost route = apitest.Lost
+)
+
+// site is a network with fakes of Proxmox nodes.
+type site struct{ *apitest.Site }
+
+func newSite(t *testing.T) site { return site{apitest.NewSite(t)} }
+
+// client returns a client of the given hosts that trusts the site's certificate.
+func (s site) client(t *testing.T, hosts ...string) *Client {
+	t.Helper()
+	return s.clientWith(t, api.Options{RootCAs: s.Pool(), Poll: time.Second}, hosts...)
+}
+
+func (s site) clientWith(t *testing.T, o api.Options, hosts ...string) *Client {
+	t.Helper()
+	for _, h := range hosts {
+		o.Endpoints = append(o.Endpoints, "https://"+h+":8006")
+	}
+	if o.Token == nil {
+		o.Token = []byte(apitest.Token)
+	}
+	if o.Dial == nil {
+		o.Dial = s.Net.Dialer().DialContext
+	}
+	c := must.Get(New(o))(t)
+	t.Cleanup(c.Close)
+	return c
+}
+
+// onNode runs a test in a bubble with a fake of one node and a client of it.
+func onNode(t *testing.T, test func(t *testing.T, pve1 *fake, c *Client)) {
+	t.Helper()
+	must.Bubble(t, func(t *testing.T) {
+		s := newSite(t)
+		test(t, s.Node(t, "pve1"), s.client(t, "pve1"))
+	})
+}
+
+func onEachNode[T any](t *testing.T, rows map[string]T, test func(t *testing.T, pve1 *fake, c *Client, row T)) {
+	t.Helper()
+	must.Bubbles(t, rows, func(t *testing.T, row T) {
+		s := newSite(t)
+		test(t, s.Node(t, "pve1"), s.client(t, "pve1"), row)
+	})
+}
+
+// inLab runs a test in a lab of its own, beside the others.
+func inLab(t *testing.T, test func(t *testing.T, l lab)) {
+	t.Helper()
+	must.Bubble(t, func(t *testing.T) { test(t, newLab(t)) })
+}
+
+func inEachLab[T any](t *testing.T, rows map[string]T, test func(t *testing.T, l lab, row T)) {
+	t.Helper()
+	must.Bubbles(t, rows, func(t *testing.T, row T) { test(t, newLab(t), row) })
+}
+
+// wantError requires an error that wraps is and has part in its text, or none if neither is given.
+func wantError(t *testing.T, err, is error, part string) {
+	t.Helper()
+	if is == nil && part == "" {
+		must.Do(t, err)
+	} else if err == nil || !strings.Contains(err.Error(), part) || is != nil && !errors.Is(err, is) {
+		t.Errorf("error is %v, want %v with %q in it", err, is, part)
+	}
+}
+
+// obedient is a guest that powers off on request, after a while.
+type obedient struct{ hw *world.Hardware }
+
+func (g obedient) PowerOn(hw *world.Hardware) world.Guest { return obedient{hw} }
+func (g obedient) Shutdown()                              { time.AfterFunc(5*time.Second, g.hw.PowerOff) }
+func (g obedient) Kill()                                  {}
+
+// lab is a simulated Proxmox host, and our client with the privileges of an ordinary token.
+type lab struct {
+	*Client
+	site     site
+	world    *world.World
+	recorder *record.Recorder
+}
+
+func newLab(t *testing.T) lab {
+	t.Helper()
+	w := world.New(world.Options{Cluster: "lab"})
+	t.Cleanup(w.Close)
+	w.SetFirmware(obedient{})
+	for _, host := range []string{"pve1", "pve2"} {
+		w.AddHost(host)
+	}
+	w.AddStorage(world.Storage{ID: "isos", Type: "cephfs", Shared: true, Content: []string{"iso"}, Capacity: 1 << 30})
+	w.AddStorage(world.Storage{ID: "fast", Type: "dir", Content: []string{"images"}, Capacity: 100 << 30})
+	w.AddRole("Recast", strings.Fields("VM.Allocate VM.Audit VM.PowerMgmt VM.Config.Disk VM.Config.CDROM VM.Config.CPU VM.Config.Memory VM.Config.Network "+
+		"VM.Config.HWType VM.Config.Options Datastore.AllocateSpace Datastore.Audit Datastore.AllocateTemplate SDN.Use Sys.Audit Sys.Console")...)
+	w.AddPool("lab")
+	w.AddToken(world.Token{ID: "recast@pve!roll", Secret: apitest.Secret, Privsep: true})
+	for _, who := range []string{"recast@pve", "recast@pve!roll"} {
+		w.Grant(world.ACL{Path: "/", Who: who, Role: "Recast", Propagate: true})
+	}
+	err := w.DefineVM("pve1", 9011, map[string]string{
+		"name": "wk1", "smbios1": "uuid=00000000-0000-0000-0000-000000009011", "memory": "2048", "agent": "1", "scsihw": "virtio-scsi-single",
+		"net0": "virtio=BC:24:11:00:90:11,bridge=vmbr0", "scsi0": "fast:10", "scsi1": "fast:2,serial=data-wk1,discard=on", "ide2": "none,media=cdrom", "boot": "order=scsi0;ide2",
+	}, map[string]*world.Media{"scsi1": world.NewMedia([]byte("precious"))})
+	must.Do(t, err)
+	s, rec := newSite(t), record.New()
+	apidoctest.Check(t, rec)
+	server := pveapi.New(w, rec, "pve1")
+	server.Serve(must.Get(s.Net.Listen("pve1:8006"))(t), s.Cert)
+	t.Cleanup(func() { _ = server.Close() })
+	return lab{world: w, Client: s.client(t, "pve1"), recorder: rec, site: s}
+}
+
+// read reads a VM that must be there.
+func (l lab) read(t *testing.T, id cluster.VMID) cluster.VM {
+	t.Helper()
+	return must.Get(l.VM(t.Context(), id))(t)
+}
+
+// TestVolumesOfEachHost: on a local storage, the same volid names a different volume on each host, or none.
+func TestVolumesOfEachHost(t *testing.T) {
+	inLab(t, func(t *testing.T, l lab) {
+		ctx := t.Context()
+		l.world.AddStorage(world.Storage{ID: "pool", Type: "dir", Shared: true, Content: []string{"images"}})
+		must.Do(t, l.world.DefineVM("pve2", 9021, map[string]string{"scsi0": "fast:1", "scsi1": "pool:1"}, nil))
+		for _, c := range []struct {
+			host, storage string
+			owner         cluster.VMID
+			want          bool
+		}{
+			{"pve1", "fast", 9011, true},
+			{"pve2", "fast", 9011, false},
+			{"pve1", "fast", 9021, false},
+			{"pve2", "fast", 9021, true},
+			{"pve1", "pool", 9021, true},
+			{"pve2", "pool", 9021, true},
+		} {
+			volid := fmt.Sprintf("%s:%d/vm-%[2]d-disk-0.raw", c.storage, c.owner)
+			has := must.Get(l.HasVolume(ctx, c.host, volid))(t)
+			owned := must.Get(l.OwnedVolumes(ctx, c.host, c.storage, c.owner))(t)
+			must.Equal(t, volid+" on "+c.host, [2]bool{c.want, c.want}, [2]bool{has, slices.Contains(owned, volid)})
+		}
+	})
 }

@@ -49,7 +49,6 @@ func (c *Client) Shutdown(ctx context.Context, vm cluster.VM, grace time.Duratio
 	return c.awaitState(ctx, vm, "stopped", grace+settleTime)
 }
 
-// Stop implements cluster.Power.
 func (c *Client) Stop(ctx context.Context, vm cluster.VM) error {
 	if err := c.switchTo(ctx, vm, "stop", "stopped", nil); err != nil {
 		return err
@@ -65,10 +64,7 @@ func (c *Client) switchTo(ctx context.Context, vm cluster.VM, what, state string
 	}
 	kind := "qm" + what
 	if vm.HA {
-		kind = "hastop"
-		if state == "running" {
-			kind = "hastart"
-		}
+		kind = map[string]string{"running": "hastart", "stopped": "hastop"}[state]
 	}
 	return c.carryOut(ctx, mutation{
 		method: http.MethodPost, path: vmPath(vm, "status/"+what), params: params,
@@ -100,7 +96,6 @@ func (c *Client) awaitState(ctx context.Context, vm cluster.VM, state string, wi
 	})
 }
 
-// seeState checks whether a VM is on or off.
 func (c *Client) seeState(vm cluster.VM, state string) func(context.Context) (sight, error) {
 	return func(ctx context.Context) (sight, error) {
 		s, err := c.vmStatus(ctx, vm)
@@ -118,20 +113,18 @@ func (c *Client) seeState(vm cluster.VM, state string) func(context.Context) (si
 // Migration implements cluster.TieReader (qemu-server, API2/Qemu.pm, migrate_vm_precondition).
 func (c *Client) Migration(ctx context.Context, vm cluster.VM, to string) (cluster.Migration, error) {
 	var answer struct {
-		Allowed   []string                 `json:"allowed_nodes"`
-		NotOn     json.RawMessage          `json:"not_allowed_nodes"` // an empty list where there are none, in older versions
-		Disks     []struct{ Volid string } `json:"local_disks"`
-		Resources []string                 `json:"local_resources"`
-		Mapped    []string                 `json:"mapped-resources"`
-		Dependent []string                 `json:"dependent-ha-resources"`
+		Allowed   []string        `json:"allowed_nodes"`
+		NotOn     json.RawMessage `json:"not_allowed_nodes"` // an empty list where there are none, in older versions
+		Disks     []volume        `json:"local_disks"`
+		Resources []string        `json:"local_resources"`
+		Mapped    []string        `json:"mapped-resources"`
+		Dependent []string        `json:"dependent-ha-resources"`
 	}
 	if err := c.conn.Get(ctx, vmPath(vm, "migrate")+"?target="+url.QueryEscape(to), &answer); err != nil {
 		return cluster.Migration{}, err
 	}
 	m := cluster.Migration{Allowed: slices.Contains(answer.Allowed, to), Resources: answer.Resources, Along: answer.Dependent}
-	for _, d := range answer.Disks {
-		m.LocalDisks = append(m.LocalDisks, d.Volid)
-	}
+	m.LocalDisks = cluster.Each(answer.Disks, func(v volume) string { return v.Volid })
 	m.WhileOff = slices.DeleteFunc(slices.Clone(answer.Resources), func(r string) bool { return slices.Contains(answer.Mapped, r) })
 	if !m.Allowed {
 		m.Lacks = lacks(answer.NotOn, to)
@@ -140,7 +133,6 @@ func (c *Client) Migration(ctx context.Context, vm cluster.VM, to string) (clust
 	return m, nil
 }
 
-// lacks describes what a host does not have for a VM.
 func lacks(raw json.RawMessage, host string) []string {
 	var hosts map[string]map[string][]json.RawMessage
 	if err := json.Unmarshal(raw, &hosts); err != nil {
@@ -216,7 +208,6 @@ func (c *Client) seeMigrated(vm cluster.VM, to string) func(context.Context) (si
 
 const haResources = "/cluster/ha/resources"
 
-// sid is a VM's ID in Proxmox HA.
 func sid(id cluster.VMID) string { return fmt.Sprintf("vm:%d", id) }
 
 var (
@@ -228,7 +219,6 @@ var (
 	notManaged = regexp.MustCompile(`not HA managed`)
 )
 
-// HAResource implements cluster.TieReader.
 func (c *Client) HAResource(ctx context.Context, id cluster.VMID) (*cluster.HAResource, error) {
 	var raw rawConfig
 	if err := c.conn.Get(ctx, haResources+"/"+sid(id), &raw); err != nil {
@@ -310,22 +300,16 @@ func (c *Client) removeResource(ctx context.Context, id cluster.VMID) error {
 	return err
 }
 
-// refuseRules refuses if any HA rule names the VM.
 func (c *Client) refuseRules(ctx context.Context, id cluster.VMID) error {
-	var rules []struct{ Rule, Resources string }
-	err := c.conn.Get(ctx, "/cluster/ha/rules", &rules)
+	type rule struct{ Rule, Resources string }
+	rules, err := get[[]rule](ctx, c.conn, "/cluster/ha/rules")
 	if e, ok := errors.AsType[*api.Error](err); ok && e.Status == http.StatusNotImplemented {
 		return nil // Proxmox VE 8 has groups, which are a setting of the resource
 	}
 	if err != nil {
 		return err
 	}
-	var named []string
-	for _, r := range rules {
-		if slices.Contains(splitList(r.Resources), sid(id)) {
-			named = append(named, r.Rule)
-		}
-	}
+	named := cluster.Each(cluster.Where(rules, func(r rule) bool { return slices.Contains(splitList(r.Resources), sid(id)) }), func(r rule) string { return r.Rule })
 	if len(named) == 0 {
 		return nil
 	}
@@ -334,7 +318,6 @@ func (c *Client) refuseRules(ctx context.Context, id cluster.VMID) error {
 		"update pve-ha-manager, or take the VM out of these rules by hand")
 }
 
-// AddHA implements cluster.HA.
 func (c *Client) AddHA(ctx context.Context, r cluster.HAResource) error {
 	now, err := c.HAResource(ctx, r.VMID)
 	if err != nil {
@@ -365,10 +348,8 @@ func (c *Client) AddHA(ctx context.Context, r cluster.HAResource) error {
 
 // SetHA implements cluster.HA. Sending the same settings twice changes nothing more.
 func (c *Client) SetHA(ctx context.Context, r cluster.HAResource) error {
-	params := maps.Clone(r.Settings)
-	if params == nil {
-		params = map[string]string{}
-	}
+	params := map[string]string{}
+	maps.Copy(params, r.Settings)
 	delete(params, "digest")
 	params["state"] = cmp.Or(r.State, "started")
 	look := c.seeHA(r.VMID, func(now *cluster.HAResource) sight {

@@ -67,8 +67,7 @@ func TestShutdownByHA(t *testing.T) {
 			}
 			data(`{"status":"`+state+`","qmpstatus":"`+state+`","ha":{"managed":1}}`)(w, r)
 		})
-		vm := cluster.VM{ID: 101, Host: "pve1", HA: true}
-		must.Do(t, c.Shutdown(t.Context(), vm, 5*time.Minute))
+		must.Do(t, c.Shutdown(t.Context(), cluster.VM{ID: 101, Host: "pve1", HA: true}, 5*time.Minute))
 	})
 }
 
@@ -82,7 +81,7 @@ func TestUnansweredIsReported(t *testing.T) {
 		do    func(context.Context, *testing.T, lab) error
 		noted bool
 	}
-	inEachBubble(t, map[string]row{
+	must.Bubbles(t, map[string]row{
 		"its task was found":         {do: start},
 		"it was sent twice":          {loss: loss{before: true}, do: start, noted: true},
 		"it is unknown who did it":   {loss: loss{before: true}, on: true, noted: true, do: shutdownMeanwhile},
@@ -94,9 +93,8 @@ func TestUnansweredIsReported(t *testing.T) {
 		}
 		l.armed.Store(true)
 		ctx, unanswered := cluster.WithUnanswered(t.Context())
-		if err := c.do(ctx, t, l.lab); err != nil || unanswered() != c.noted {
-			t.Errorf("error %v; noted: %t, want %t", err, unanswered(), c.noted)
-		}
+		err := c.do(ctx, t, l.lab)
+		must.Not(t, err != nil || unanswered() != c.noted, "error %v; noted: %t, want %t", err, unanswered(), c.noted)
 	})
 }
 
@@ -123,26 +121,13 @@ var (
 		`{"errors":{"purge":"property is not defined in schema and the schema does not allow additional properties"},"data":null}`)
 )
 
-// removal is one way in which a VM is removed from HA.
-type removal struct {
-	answers  routes
-	want     string
-	requests []string
-}
-
-func testRemoveHA(t *testing.T, cases map[string]removal) {
-	t.Helper()
-	onEachNode(t, cases, func(t *testing.T, pve1 *fake, c *Client, tc removal) {
-		for request, answers := range tc.answers {
-			pve1.On(request, answers...)
-		}
-		must.Equal(t, "error", tc.want, fmt.Sprint(c.RemoveHA(t.Context(), 101)))
-		must.Equal(t, "requests", tc.requests, pve1.Requests())
-	})
-}
-
 func TestRemoveHA(t *testing.T) {
-	testRemoveHA(t, map[string]removal{
+	type row struct {
+		answers  routes
+		want     string
+		requests []string
+	}
+	onEachNode(t, map[string]row{
 		"removed": {
 			routes{haGet: {inHA}, haPurge: {data("null")}, haStatus: {haListed, haListed, haUnlisted}},
 			"<nil>",
@@ -179,11 +164,6 @@ func TestRemoveHA(t *testing.T) {
 			"Proxmox HA releases vm:101: GET /cluster/ha/status/current: 500 boom",
 			[]string{haGet, haStatus},
 		},
-	})
-}
-
-func TestRemoveHAKeepsRules(t *testing.T) {
-	testRemoveHA(t, map[string]removal{
 		"Proxmox VE 8 has no rules": {
 			routes{haGet: {inHA}, haPurge: {noPurge}, haRules: {raw("501 Method 'GET /cluster/ha/rules' not implemented", "")}, haDelete: {data("null")}, haStatus: {haUnlisted}},
 			"<nil>",
@@ -204,15 +184,18 @@ func TestRemoveHAKeepsRules(t *testing.T) {
 			"GET /cluster/ha/rules: 500 boom",
 			[]string{haGet, haPurge, haRules},
 		},
-	})
-}
-
-func TestRemoveHAGivesUp(t *testing.T) {
-	onNode(t, func(t *testing.T, pve1 *fake, c *Client) {
-		pve1.On(haGet, noHA)
-		pve1.On(haStatus, haListed)
-		const want = "Proxmox HA releases vm:101: gave up after 2m0s; last seen: deleting: context deadline exceeded"
-		must.Equal(t, "error", want, fmt.Sprint(c.RemoveHA(t.Context(), 101)))
+		"for ever": {
+			routes{haGet: {noHA}, haStatus: {haListed}},
+			"Proxmox HA releases vm:101: gave up after 2m0s; last seen: deleting: context deadline exceeded", nil,
+		},
+	}, func(t *testing.T, pve1 *fake, c *Client, tc row) {
+		for request, answers := range tc.answers {
+			pve1.On(request, answers...)
+		}
+		must.Equal(t, "error", tc.want, fmt.Sprint(c.RemoveHA(t.Context(), 101)))
+		if tc.requests != nil {
+			must.Equal(t, "requests", tc.requests, pve1.Requests())
+		}
 	})
 }
 
@@ -228,12 +211,11 @@ func TestAddHA(t *testing.T) {
 	const post = "POST /cluster/ha/resources"
 	was := cluster.HAResource{VMID: 101, State: "started", Settings: map[string]string{"max_restart": "2"}}
 	type row struct {
-		want     cluster.HAResource
-		get      route
-		post     route
-		err      string
-		sent     map[string]string
-		requests []string
+		want      cluster.HAResource
+		get, post route
+		err       string
+		sent      map[string]string
+		requests  []string
 	}
 	onEachNode(t, map[string]row{
 		"made": {
@@ -280,9 +262,7 @@ func TestAddHA(t *testing.T) {
 		pve1.On(haStatus, haUnlisted, haListed)
 		err := c.AddHA(t.Context(), tc.want)
 		must.Equal(t, "error", tc.err, fmt.Sprint(err))
-		if err != nil && tc.post == nil && len(fault.Hints(err)) != 1 {
-			t.Errorf("hints %q", fault.Hints(err))
-		}
+		must.Not(t, err != nil && tc.post == nil && len(fault.Hints(err)) != 1, "hints %q", fault.Hints(err))
 		must.Equal(t, "parameters", tc.sent, params)
 		must.Equal(t, "requests", tc.requests, pve1.Requests())
 	})
@@ -322,30 +302,23 @@ func TestMigration(t *testing.T) {
 func TestMigrate(t *testing.T) {
 	inLab(t, func(t *testing.T, l lab) {
 		vm := l.read(t, 9011)
-		if err := l.Migrate(t.Context(), vm, "pve2"); !api.IsForbidden(err) {
-			t.Errorf("without VM.Migrate: %v", err)
-		}
-		if _, err := l.Migration(t.Context(), vm, "pve2"); fault.KindOf(err) != fault.Refused {
-			t.Errorf("asked without VM.Migrate: %v", err)
-		}
+		err := l.Migrate(t.Context(), vm, "pve2")
+		must.Not(t, !api.IsForbidden(err), "without VM.Migrate: %v", err)
+		must.FailAs(t, must.Err(l.Migration(t.Context(), vm, "pve2")), fault.Refused)
 		l.may("VM.Migrate")
 		l.world.AddStorage(world.Storage{ID: "pool", Type: "rbd", Shared: true, Content: []string{"images"}})
 		must.Do(t, l.world.DefineVM("pve1", 9031, map[string]string{"scsi0": "pool:1"}, nil))
 		must.Do(t, l.world.PowerOn(9031))
 		for _, to := range []string{"pve2", "pve1"} {
 			must.Do(t, l.Migrate(t.Context(), l.read(t, 9031), to))
-			if now := l.read(t, 9031); now.Host != to || !now.Running || now.Lock != "" {
-				t.Errorf("to %s: %+v", to, now)
-			}
+			now := l.read(t, 9031)
+			must.Equal(t, "moved", []any{to, true, ""}, []any{now.Host, now.Running, now.Lock})
 		}
 		must.Do(t, l.AddHA(t.Context(), cluster.HAResource{VMID: 9031, State: "started"}))
 		must.Equal(t, "kind for a VM under HA", fault.Refused, fault.KindOf(l.Migrate(t.Context(), l.read(t, 9031), "pve2")))
 		must.Do(t, l.world.PowerOn(9011))
-		if err := l.Migrate(t.Context(), l.read(t, 9011), "pve2"); err == nil {
-			t.Error("a running VM with local disks was migrated")
-		}
-		if now := l.read(t, 9011); now.Host != "pve1" || !now.Running || now.Lock != "" {
-			t.Errorf("after a refused migration: %+v", now)
-		}
+		must.Not(t, l.Migrate(t.Context(), l.read(t, 9011), "pve2") == nil, "a running VM with local disks was migrated")
+		now := l.read(t, 9011)
+		must.Equal(t, "after a refused migration", []any{"pve1", true, ""}, []any{now.Host, now.Running, now.Lock})
 	})
 }

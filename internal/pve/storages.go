@@ -1,24 +1,33 @@
 package pve
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
+	"mime/multipart"
+	"net/http"
 	"net/url"
+	"regexp"
 	"slices"
 	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/foreign"
 	"github.com/recast-sh/recast/internal/pve/api"
+	"github.com/recast-sh/recast/internal/wait"
 )
 
-// Storage implements images.Store.
 func (c *Client) Storage(ctx context.Context, host, storage string) (images.StorageInfo, error) {
 	var rows []struct {
 		Storage, Content        string
@@ -39,12 +48,10 @@ func (c *Client) Storage(ctx context.Context, host, storage string) (images.Stor
 	return images.StorageInfo{}, fault.WithHint(fault.StorageUnusable.Of(err), "see /etc/pve/storage.cfg: it may be disabled, or for other nodes than %s; the token needs Datastore.Audit on /storage/%s to see it", host, storage)
 }
 
-// ISO implements images.Store.
 func (c *Client) ISO(ctx context.Context, host, storage, name string) (sizeBytes int64, found bool, err error) {
 	return c.storedFile(ctx, host, storage, isoContent, name)
 }
 
-// DiskImage implements images.Store.
 func (c *Client) DiskImage(ctx context.Context, host, storage, name string) (sizeBytes int64, found bool, err error) {
 	return c.storedFile(ctx, host, storage, importContent, name)
 }
@@ -57,26 +64,19 @@ const (
 
 func (c *Client) storedFile(ctx context.Context, host, storage, content, name string) (sizeBytes int64, found bool, err error) {
 	files, err := c.storedFiles(ctx, host, storage, content)
-	i := slices.IndexFunc(files, func(f images.StoredISO) bool { return f.Name == name })
-	if i < 0 {
-		return 0, false, err
-	}
-	return files[i].SizeBytes, true, nil
+	file, found := cluster.Find(files, func(f images.StoredISO) bool { return f.Name == name })
+	return file.SizeBytes, found, err
 }
 
 // OwnedVolumes implements cluster.StorageReader. Proxmox lists only volumes of VMs that the token may see.
 func (c *Client) OwnedVolumes(ctx context.Context, host, storage string, owner cluster.VMID) ([]string, error) {
-	var rows []struct{ Volid string }
-	if err := c.conn.Get(ctx, contentPath(host, storage)+fmt.Sprintf("?content=images&vmid=%d", owner), &rows); err != nil {
-		return nil, err
-	}
-	var volids []string
-	for _, r := range rows {
-		volids = append(volids, r.Volid)
-	}
+	rows, err := get[[]volume](ctx, c.conn, contentPath(host, storage)+fmt.Sprintf("?content=images&vmid=%d", owner))
+	volids := cluster.Each(rows, func(v volume) string { return v.Volid })
 	slices.Sort(volids)
-	return volids, nil
+	return volids, err
 }
+
+type volume struct{ Volid string }
 
 func contentPath(host, storage string) string {
 	return "/nodes/" + url.PathEscape(host) + "/storage/" + url.PathEscape(storage) + "/content"
@@ -92,41 +92,35 @@ func (c *Client) HasVolume(ctx context.Context, host, volid string) (bool, error
 	if content, _, _ := strings.Cut(name, "/"); content == isoContent || content == importContent {
 		path += "?content=" + content
 	}
-	var rows []struct{ Volid string }
-	err := c.conn.Get(ctx, path, &rows)
-	return slices.ContainsFunc(rows, func(v struct{ Volid string }) bool { return v.Volid == volid }), err
+	rows, err := get[[]volume](ctx, c.conn, path)
+	return slices.Contains(rows, volume{volid}), err
 }
 
 // storageConfig is a section of storage.cfg. A token that may use the storage sees the whole section except passwords
 // (pve-storage, API2/Storage/Config.pm, index).
 type storageConfig struct {
-	Storage, Type string
-	Shared        json.RawMessage // also set for types that are always shared (Storage/Plugin.pm)
-	Sparse        json.RawMessage
-	Preallocation string
-	VG            string `json:"vgname"`
-	ThinPool      string
-	Pool          string // of ZFS or Ceph
-	MonHost       string
-	Namespace     string
-	Path          string // of a storage of files
-	Server        string
-	Export, Share string // of NFS and CIFS
+	Storage, Type      string
+	Shared             json.RawMessage // also set for types that are always shared (Storage/Plugin.pm)
+	Sparse             json.RawMessage
+	Preallocation      string
+	VG                 string `json:"vgname"`
+	ThinPool           string
+	Pool               string // of ZFS or Ceph
+	MonHost, Namespace string
+	Path               string // of a storage of files
+	Server             string
+	Export, Share      string // of NFS and CIFS
 }
 
 // Storages implements cluster.StorageReader. Proxmox omits those on which the token has
 // neither Datastore.Audit nor Datastore.AllocateSpace.
 func (c *Client) Storages(ctx context.Context) ([]cluster.Storage, error) {
-	var rows []storageConfig
-	if err := c.conn.Get(ctx, "/storage", &rows); err != nil {
-		return nil, err
-	}
-	found := make([]cluster.Storage, 0, len(rows))
-	for _, r := range rows {
-		found = append(found, cluster.Storage{Name: r.Storage, Type: r.Type, Shared: toBool(r.Shared), Thick: r.thick(), Pool: r.pool(), Dir: strings.TrimRight(r.Path, "/")})
-	}
+	rows, err := get[[]storageConfig](ctx, c.conn, "/storage")
+	found := cluster.Each(rows, func(r storageConfig) cluster.Storage {
+		return cluster.Storage{Name: r.Storage, Type: r.Type, Shared: toBool(r.Shared), Thick: r.thick(), Pool: r.pool(), Dir: strings.TrimRight(r.Path, "/")}
+	})
 	slices.SortFunc(found, func(a, b cluster.Storage) int { return cmp.Compare(a.Name, b.Name) })
-	return found, nil
+	return found, err
 }
 
 // thick reports whether an image takes its full size when it is created. File storages allocate the full size only if
@@ -233,7 +227,6 @@ func (c *Client) MayImport(ctx context.Context, host, storage string) (why strin
 	return "the token has neither Datastore.Audit nor Datastore.AllocateSpace on " + path, nil
 }
 
-// onCeph reports whether storages of that type are on a Ceph.
 func onCeph(kind string) bool { return kind == "rbd" || kind == "cephfs" }
 
 // cephStatus is the part that recast reads of the output of "ceph status" and "ceph health detail" (pve-manager,
@@ -324,4 +317,466 @@ func (s cephStatus) judge() (blocked string, notes []string) {
 		blocked = "the Proxmox hosts' Ceph lets reads or writes wait: " + strings.Join(stops, ", ")
 	}
 	return blocked, notes
+}
+
+// ISOs implements images.Shelf. Unfinished downloads are not included: they are
+// called <name>.iso.tmp_dwnl.<pid>, and Proxmox does not list them as ISOs.
+func (c *Client) ISOs(ctx context.Context, host, storage string) ([]images.StoredISO, error) {
+	return c.storedFiles(ctx, host, storage, isoContent)
+}
+
+func (c *Client) DiskImages(ctx context.Context, host, storage string) ([]images.StoredISO, error) {
+	return c.storedFiles(ctx, host, storage, importContent)
+}
+
+func (c *Client) storedFiles(ctx context.Context, host, storage, content string) ([]images.StoredISO, error) {
+	var rows []struct {
+		Volid string
+		Size  json.Number
+		CTime flexInt
+	}
+	if err := c.conn.Get(ctx, contentPath(host, storage)+"?content="+content, &rows); err != nil {
+		return nil, err
+	}
+	var isos []images.StoredISO
+	for _, r := range rows {
+		name, is := strings.CutPrefix(r.Volid, storage+":"+content+"/")
+		if !is {
+			continue
+		}
+		size, err := r.Size.Int64()
+		if err != nil {
+			return nil, fmt.Errorf("size of %s: %w", r.Volid, err)
+		}
+		iso := images.StoredISO{Host: host, Storage: storage, Name: name, SizeBytes: size}
+		if r.CTime > 0 {
+			iso.Changed = time.Unix(int64(r.CTime), 0).UTC()
+		}
+		isos = append(isos, iso)
+	}
+	slices.SortFunc(isos, func(a, b images.StoredISO) int { return cmp.Compare(a.Name, b.Name) })
+	return isos, nil
+}
+
+// DeleteISO implements images.Shelf. Proxmox's task also succeeds if the file does not exist.
+func (c *Client) DeleteISO(ctx context.Context, iso images.StoredISO) error {
+	content := contentOf(iso.Name)
+	volid := iso.Storage + ":" + content + "/" + iso.Name
+	err := c.carryOut(ctx, mutation{
+		method: http.MethodDelete, path: contentPath(iso.Host, iso.Storage) + "/" + url.PathEscape(volid),
+		worker: worker{iso.Host, "imgdel", iso.Storage}, repeatable: true,
+		look: func(ctx context.Context) (sight, error) {
+			_, found, err := c.storedFile(ctx, iso.Host, iso.Storage, content, iso.Name)
+			if err == nil && !found {
+				return sight{state: reached, what: volid + " is gone"}, nil
+			}
+			return sight{state: untouched, what: volid + " is there"}, err
+		},
+	})
+	if err != nil {
+		return fmt.Errorf("delete %s: %w", iso, err)
+	}
+	return nil
+}
+
+// MayDownload implements images.Store. It checks what API2/Storage/Status.pm,
+// download_url, and API2/Nodes.pm, query_url_metadata, check.
+func (c *Client) MayDownload(ctx context.Context, host, storage string) (why string, err error) {
+	on, node, root := "/storage/"+storage, "/nodes/"+host, "/"
+	has := func(path, privilege string) bool {
+		held, askErr := c.Permissions(ctx, path)
+		err = errors.Join(err, askErr)
+		_, is := held[privilege]
+		return is
+	}
+	switch {
+	case !has(on, "Datastore.AllocateTemplate"):
+		why = "the token has no Datastore.AllocateTemplate on " + on
+	case !has(node, "Sys.AccessNetwork") && !(has(root, "Sys.Audit") && has(root, "Sys.Modify")):
+		why = "the token has no Sys.AccessNetwork on " + node
+	}
+	return why, err
+}
+
+func (c *Client) URLSize(ctx context.Context, host, link string) (sizeBytes int64, err error) {
+	var meta struct{ Size flexInt }
+	query := url.Values{"url": {link}, "verify-certificates": {"1"}}
+	err = c.conn.Get(ctx, "/nodes/"+url.PathEscape(host)+"/query-url-metadata?"+query.Encode(), &meta)
+	return int64(meta.Size), err
+}
+
+// otherContent matches the error of a download whose file, new or existing, does not
+// have the requested checksum (Tools.pm, download_file_from_url).
+var otherContent = regexp.MustCompile(`^checksum mismatch: got '`)
+
+func (c *Client) Download(ctx context.Context, d images.Download) error {
+	if err := checkFileName(d.Name); err != nil {
+		return err
+	}
+	err := c.carryOut(ctx, mutation{
+		method: http.MethodPost, path: "/nodes/" + url.PathEscape(d.Host) + "/storage/" + url.PathEscape(d.Storage) + "/download-url",
+		params: map[string]string{
+			"content": contentOf(d.Name), "filename": d.Name, "url": d.URL, "verify-certificates": "1",
+			"checksum": d.SHA256, "checksum-algorithm": "sha256",
+		},
+		worker: worker{d.Host, "download", d.Name},
+		// A second download finds the file of the first, or loads the same file.
+		repeatable: true,
+		look: func(ctx context.Context) (sight, error) {
+			size, found, err := c.storedFile(ctx, d.Host, d.Storage, contentOf(d.Name), d.Name)
+			if err == nil && found && size == d.SizeBytes {
+				return sight{state: reached, what: d.Name + " is there"}, nil
+			}
+			return sight{state: untouched, what: d.Name + " is not there"}, err
+		},
+	})
+	if e, ok := errors.AsType[*api.TaskError](err); ok && otherContent.MatchString(e.Exit) {
+		return fmt.Errorf("%w: %w", images.ErrOtherContent, err)
+	}
+	return err
+}
+
+// uploadAttempts bounds how often an ISO is sent when answers are lost.
+const uploadAttempts = 3
+
+// Upload implements images.Store. It holds only a buffer of the ISO in memory. It sends an upload again if its answer
+// was lost and it had no effect: the bytes are the same, whichever upload Proxmox stores.
+func (c *Client) Upload(ctx context.Context, u images.Upload) error {
+	if err := checkFileName(u.Name); err != nil {
+		return err
+	}
+	if err := c.mayUpload(ctx, u.Storage); err != nil {
+		return err
+	}
+	// A file that already has this size proves nothing about this upload.
+	size, found, err := c.storedFile(ctx, u.Host, u.Storage, contentOf(u.Name), u.Name)
+	if err != nil {
+		return err
+	}
+	absent := !found || size != u.SizeBytes
+	path := "/nodes/" + url.PathEscape(u.Host) + "/storage/" + url.PathEscape(u.Storage) + "/upload"
+	for attempt := 1; ; attempt++ {
+		sent := time.Now()
+		upid, whole, err := c.sendISO(ctx, path, u)
+		if err == nil {
+			return c.tasks.finish(ctx, upid)
+		}
+		if !errors.Is(err, cluster.ErrLostAnswer) || ctx.Err() != nil {
+			return err
+		}
+		again := true // a partial upload has no effect: the server waits for Content-Length bytes
+		if whole {
+			again, err = c.findUpload(ctx, u, absent, sent, err)
+		}
+		if err == nil || !again || attempt == uploadAttempts {
+			return err
+		}
+	}
+}
+
+// mayUpload refuses an upload that Proxmox would refuse without our receiving the answer. Proxmox checks this
+// privilege before it reads the file, and answers three seconds later. By then it closes a connection on which more
+// than half a megabyte has arrived, and takes data on a connection that it knows for a bad request (pve-manager,
+// HTTPServer.pm, auth_handler; pve-http-server, AnyEvent.pm).
+func (c *Client) mayUpload(ctx context.Context, storage string) error {
+	const privilege = "Datastore.AllocateTemplate"
+	path := "/storage/" + storage
+	held, err := c.Permissions(ctx, path)
+	if err != nil {
+		return err
+	}
+	if _, may := held[privilege]; !may {
+		return c.conn.HintPrivilege(fault.Refusedf("upload to storage %q: 403 Permission check failed (%s, %s): nothing was sent", storage, path, privilege), path, privilege)
+	}
+	return nil
+}
+
+// fileName matches the names that Proxmox does not change (pve-storage, Storage.pm, normalize_content_filename) and
+// accepts for an ISO or a disk image. The length is checked separately: a length in the pattern would slow its
+// compilation, at every start, a thousandfold.
+var fileName = regexp.MustCompile(`^[a-zA-Z0-9_.-]+\.(iso|qcow2)$`)
+
+const maxFileName = 255
+
+// checkFileName refuses names under which Proxmox would not store the file.
+func checkFileName(name string) error {
+	if len(name) > maxFileName || !fileName.MatchString(name) {
+		return fault.Configf("%q can't be the name of an ISO on Proxmox: it takes letters, digits, _ . - and the ending .iso, or .qcow2 for a disk image, %d characters in all", name, maxFileName)
+	}
+	return nil
+}
+
+// contentOf returns Proxmox's content type of a file with that name.
+func contentOf(name string) string {
+	if strings.HasSuffix(name, ".qcow2") {
+		return importContent
+	}
+	return isoContent
+}
+
+// sendISO uploads an ISO and returns the name of the task that checks and stores it.
+// whole says whether the file was sent to its end.
+func (c *Client) sendISO(ctx context.Context, path string, u images.Upload) (upid string, whole bool, err error) {
+	form, err := newForm(u)
+	if err != nil {
+		return "", false, err
+	}
+	bodies := &uploads{form: form, upload: u}
+	_, err = c.conn.Send(ctx, http.MethodPost, path, func(req *http.Request) {
+		// Proxmox rejects chunked bodies: the length must be known beforehand.
+		req.ContentLength = int64(len(form.head)) + u.SizeBytes + int64(len(form.tail))
+		req.GetBody = bodies.open
+		req.Header.Set("Content-Type", form.contentType)
+	}, &upid)
+	whole = bodies.whole()
+	return upid, whole, errors.Join(err, bodies.close())
+}
+
+// findUpload finds out the outcome of an upload whose answer was lost. The upload's task runs on the node that
+// received the upload: Proxmox does not forward uploads to their host. again says that the upload had no effect;
+// absent says that no file of the right size existed before.
+func (c *Client) findUpload(ctx context.Context, u images.Upload, absent bool, sent time.Time, lost error) (again bool, err error) {
+	upid, stored := "", false
+	w := wait.For{Name: "find out whether the upload arrived", Every: c.conn.Poll}
+	err = search(ctx, w, lateness, func(ctx context.Context) (final bool, what string, err error) {
+		if upid, err = c.uploadTask(ctx, sent); err != nil || upid != "" {
+			return true, "", err
+		}
+		size, found, err := c.storedFile(ctx, u.Host, u.Storage, contentOf(u.Name), u.Name)
+		stored = absent && found && size == u.SizeBytes
+		return stored, "neither a task nor the file", err
+	})
+	switch {
+	case err != nil:
+		return false, fmt.Errorf("%w; %w", lost, err)
+	case upid != "":
+		return false, c.tasks.finish(ctx, upid)
+	case stored:
+		return false, nil
+	}
+	return true, fmt.Errorf("%w; since then neither a task nor the file has appeared", lost)
+}
+
+// uploadTask finds the task of an upload sent at that time, on any host; "" if there is none.
+func (c *Client) uploadTask(ctx context.Context, sent time.Time) (upid string, err error) {
+	online, _, err := c.Nodes(ctx)
+	if err != nil {
+		return "", err
+	}
+	for _, host := range online {
+		if upid, err = c.tasks.startedSince(ctx, worker{host: host, kind: "imgcopy"}, sent); err != nil || upid != "" {
+			return upid, err
+		}
+	}
+	return "", nil
+}
+
+// form is the multipart body around the file. Proxmox's parser takes the parts in this order only, with the file last
+// and Content-Disposition as the first header of each part.
+type form struct {
+	head, tail  []byte
+	contentType string
+}
+
+func newForm(u images.Upload) (form, error) {
+	var b bytes.Buffer
+	w := multipart.NewWriter(&b)
+	fields := [...][2]string{{"content", contentOf(u.Name)}, {"checksum-algorithm", "sha256"}, {"checksum", u.SHA256}}
+	for _, f := range fields {
+		if err := w.WriteField(f[0], f[1]); err != nil {
+			return form{}, err
+		}
+	}
+	if _, err := w.CreateFormFile("filename", u.Name); err != nil {
+		return form{}, err
+	}
+	head := b.Len()
+	if err := w.Close(); err != nil {
+		return form{}, err
+	}
+	return form{head: b.Bytes()[:head], tail: b.Bytes()[head:], contentType: w.FormDataContentType()}, nil
+}
+
+// uploads holds the bodies of one upload's attempts. net/http may still read a body for a moment after it has
+// returned an answer; close ends that reading.
+type uploads struct {
+	form   form
+	upload images.Upload
+
+	mu     sync.Mutex
+	bodies []*uploadBody
+}
+
+func (b *uploads) open() (io.ReadCloser, error) {
+	file, err := b.upload.Open()
+	if err != nil {
+		return nil, err
+	}
+	content := &wholeReader{file: io.LimitReader(file, b.upload.SizeBytes), size: b.upload.SizeBytes, progress: b.upload.Progress}
+	body := &uploadBody{
+		file: file, content: content,
+		reader: io.MultiReader(bytes.NewReader(b.form.head), content, bytes.NewReader(b.form.tail)),
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.bodies = append(b.bodies, body)
+	return body, nil
+}
+
+// whole reports whether any attempt has read its file to the end.
+func (b *uploads) whole() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return slices.ContainsFunc(b.bodies, func(body *uploadBody) bool {
+		body.mu.Lock()
+		defer body.mu.Unlock()
+		return body.content.read == body.content.size
+	})
+}
+
+func (b *uploads) close() error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return errors.Join(cluster.Each(b.bodies, (*uploadBody).Close)...)
+}
+
+type uploadBody struct {
+	mu      sync.Mutex
+	closed  bool
+	file    io.Closer
+	content *wholeReader
+	reader  io.Reader
+}
+
+func (b *uploadBody) Read(p []byte) (int, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.closed {
+		return 0, errors.New("the upload has ended")
+	}
+	return b.reader.Read(p)
+}
+
+func (b *uploadBody) Close() error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.closed {
+		return nil
+	}
+	b.closed = true
+	return b.file.Close()
+}
+
+// wholeReader reads a file of known size and reports how much has been read.
+type wholeReader struct {
+	file       io.Reader
+	read, size int64
+	progress   func(int64)
+}
+
+func (r *wholeReader) Read(p []byte) (int, error) {
+	n, err := r.file.Read(p)
+	r.read += int64(n)
+	if n > 0 && r.progress != nil {
+		r.progress(r.read)
+	}
+	if err == io.EOF && r.read < r.size {
+		err = fmt.Errorf("the file ends after %d of %d bytes: %w", r.read, r.size, io.ErrUnexpectedEOF)
+	}
+	return n, err
+}
+
+// Uses implements images.Users: it returns every VM of the whole Proxmox cluster,
+// with its pending changes, and every snapshot. Containers have no ISOs.
+func (c *Client) Uses(ctx context.Context) ([]images.Use, error) {
+	if err := c.seesEveryVM(ctx); err != nil {
+		return nil, err
+	}
+	rows, err := c.resources(ctx)
+	if err != nil {
+		return nil, err
+	}
+	away, err := c.offline(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, row := range rows {
+		if away.has(row.Node) {
+			away.addVM(fromResource(row))
+		}
+	}
+	if err := away.err(); err != nil {
+		return nil, err
+	}
+	found := make([][]images.Use, len(rows))
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(api.ReadsAtOnce)
+	for i, row := range rows {
+		g.Go(func() error {
+			vm := fromResource(row)
+			var err error
+			found[i], err = c.usesOf(ctx, vm)
+			if isNoConfig(err) {
+				// Deleted or moved since the list was read: look up this VM alone.
+				if vm, err = c.VM(ctx, vm.ID); errors.Is(err, cluster.ErrNotFound) {
+					return nil
+				}
+				if err == nil {
+					found[i], err = c.usesOf(ctx, vm)
+				}
+			}
+			if err != nil {
+				return fmt.Errorf("read what VM %d refers to: %w", vm.ID, err)
+			}
+			return nil
+		})
+	}
+	if err := g.Wait(); err != nil {
+		return nil, err
+	}
+	return slices.Concat(found...), nil
+}
+
+// usesOf reads one VM. It reads the list of pending changes, which has the old and the new value. GET config merges
+// pending changes, and so omits what a running VM still has in a drive that is to be removed.
+func (c *Client) usesOf(ctx context.Context, vm cluster.VM) ([]images.Use, error) {
+	var rows []pendingRow
+	if err := c.conn.Get(ctx, vmPath(vm, "pending"), &rows); err != nil {
+		return nil, err
+	}
+	var own images.Use
+	for _, r := range rows {
+		switch r.Key {
+		case "description":
+			continue
+		case "name": // the cluster's list may not have the name yet
+			vm.Name = cmp.Or(scalar(r.Value), vm.Name)
+		}
+		for _, value := range []json.RawMessage{r.Value, r.Pending} {
+			if len(value) > 0 {
+				own.Values = append(own.Values, scalar(value))
+			}
+		}
+	}
+	own.By = vm.String()
+	uses := []images.Use{own}
+	snapshots, err := c.snapshots(ctx, vm)
+	if err != nil {
+		return nil, err
+	}
+	for _, name := range snapshots {
+		var config rawConfig
+		if err := c.conn.Get(ctx, vmPath(vm, "snapshot/"+url.PathEscape(name)+"/config"), &config); err != nil {
+			return nil, err
+		}
+		use := images.Use{By: fmt.Sprintf("snapshot %s of %s", name, vm)}
+		for key, value := range config {
+			if key != "description" {
+				use.Values = append(use.Values, scalar(value))
+			}
+		}
+		slices.Sort(use.Values)
+		uses = append(uses, use)
+	}
+	return uses, nil
 }

@@ -3,16 +3,31 @@ package pve
 import (
 	"bytes"
 	"cmp"
+	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
+	"io"
+	"log"
+	"mime/multipart"
+	"net/http"
+	"net/http/httptest"
 	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/pve/api"
+	"github.com/recast-sh/recast/internal/pve/api/apitest"
 	"github.com/recast-sh/recast/internal/sim/artefact"
 	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/sim/world"
@@ -29,29 +44,21 @@ func TestStorage(t *testing.T) {
 		got := must.Get(c.Storage(t.Context(), "pve1", "isos"))(t)
 		want := images.StorageInfo{Active: true, Shared: true, Content: []string{"iso", "vztmpl"}, FreeBytes: 1_500_000_000_000_000}
 		must.Equal(t, "storage", want, got)
-		if got, err := c.Storage(t.Context(), "pve1", "off"); err != nil || got.Active {
-			t.Errorf("inactive storage: %+v, error %v", got, err)
-		}
+		must.Equal(t, "off is active", false, must.Get(c.Storage(t.Context(), "pve1", "off"))(t).Active)
 		for _, storage := range []string{"nosuch", "others"} {
-			if _, err := c.Storage(t.Context(), "pve1", storage); !errors.Is(err, images.ErrNoStorage) {
-				t.Errorf("%s: %v", storage, err)
-			}
+			must.FailIs(t, must.Err(c.Storage(t.Context(), "pve1", storage)), images.ErrNoStorage)
 		}
-		isos := map[string]string{"a.iso": "1048576 true <nil>", "b.iso": "7 true <nil>", "c.iso": "0 false <nil>"}
-		for name, want := range isos {
+		for name, want := range map[string]string{"a.iso": "1048576 true <nil>", "b.iso": "7 true <nil>", "c.iso": "0 false <nil>"} {
 			size, found, err := c.ISO(t.Context(), "pve1", "isos", name)
 			must.Equal(t, name, want, fmt.Sprint(size, found, err))
 		}
-		if _, found, err := c.ISO(t.Context(), "pve1", "nosuch", "a.iso"); found || !errors.Is(err, images.ErrNoStorage) {
-			t.Errorf("ISO on an unknown storage: %v %v", found, err)
-		}
+		_, found, err := c.ISO(t.Context(), "pve1", "nosuch", "a.iso")
+		must.Not(t, found || !errors.Is(err, images.ErrNoStorage), "ISO on an unknown storage: %v %v", found, err)
 		volumes := map[string]bool{"isos:iso/a.iso": true, "isos:iso/c.iso": false, "fast:101/vm-101-disk-0.raw": true, "fast:vm-101-disk-0": false}
 		for volid, want := range volumes {
 			must.Equal(t, volid, want, must.Get(c.HasVolume(t.Context(), "pve1", volid))(t))
 		}
-		if _, err := c.HasVolume(t.Context(), "pve1", "none"); err == nil {
-			t.Error(`"none" passes for a volume`)
-		}
+		must.Not(t, must.Err(c.HasVolume(t.Context(), "pve1", "none")) == nil, "%v", `"none" passes for a volume`)
 	})
 }
 
@@ -63,9 +70,7 @@ func TestOwnedVolumes(t *testing.T) {
 		for _, want := range [][]string{{"fast:vm-101-disk-0", "fast:vm-101-disk-1"}, nil} {
 			must.Equal(t, "volumes", want, must.Get(c.OwnedVolumes(t.Context(), "pve1", "fast", 101))(t))
 		}
-		if got, err := c.OwnedVolumes(t.Context(), "pve1", "fast", 101); err == nil {
-			t.Errorf("lists %v of a missing storage", got)
-		}
+		must.Not(t, must.Err(c.OwnedVolumes(t.Context(), "pve1", "fast", 101)) == nil, "lists volumes of a missing storage")
 	})
 }
 
@@ -96,9 +101,7 @@ func TestStorages(t *testing.T) {
 			{Name: "j-plugin", Type: "linstor", Shared: true, Thick: true},
 		}
 		must.Equal(t, "storages", want, got)
-		if got, err := c.Storages(t.Context()); err == nil {
-			t.Errorf("lists %v without an answer", got)
-		}
+		must.Not(t, must.Err(c.Storages(t.Context())) == nil, "lists storages without an answer")
 	})
 }
 
@@ -122,9 +125,8 @@ func TestRoom(t *testing.T) {
 			ThinPools: []cluster.ThinPool{{VG: "pve", Name: "data", Size: 100, Used: 40, MetaSize: 10, MetaUsed: 1}},
 		}
 		must.Equal(t, "room", want, got)
-		if got, err := c.Room(t.Context(), "pve2"); err != nil || got.ErrPools == nil || len(got.Storages) != 1 {
-			t.Errorf("thin pools that can't be read: %+v, error %v", got, err)
-		}
+		got = must.Get(c.Room(t.Context(), "pve2"))(t)
+		must.Not(t, got.ErrPools == nil || len(got.Storages) != 1, "thin pools that can't be read: %+v", got)
 	})
 }
 
@@ -215,17 +217,13 @@ func TestMayDownload(t *testing.T) {
 			pve1.On("GET /access/permissions?path="+url.QueryEscape(path), data(held))
 		}
 		why, err := c.MayDownload(t.Context(), "pve1", "isos")
-		if why != tc.want || err != nil {
-			t.Errorf("why not: %q, want %q; %v", why, tc.want, err)
-		}
+		must.Not(t, why != tc.want || err != nil, "why not: %q, want %q; %v", why, tc.want, err)
 	})
 }
 
 func TestMayDownloadWithoutAnAnswer(t *testing.T) {
 	onNode(t, func(t *testing.T, pve1 *fake, c *Client) {
-		if _, err := c.MayDownload(t.Context(), "pve1", "isos"); err == nil {
-			t.Error("no error although no host answers")
-		}
+		must.Not(t, must.Err(c.MayDownload(t.Context(), "pve1", "isos")) == nil, "no error although no host answers")
 	})
 }
 
@@ -237,8 +235,7 @@ func TestURLSize(t *testing.T) {
 		for _, want := range []int64{1048576, 7, 0} {
 			must.Equal(t, "bytes", want, must.Get(c.URLSize(t.Context(), "pve1", isoLink))(t))
 		}
-		_, err := c.URLSize(t.Context(), "pve1", isoLink)
-		wantError(t, err, nil, "invalid server response: '404 Not Found'")
+		must.Fail(t, must.Err(c.URLSize(t.Context(), "pve1", isoLink)), "invalid server response: '404 Not Found'")
 	})
 }
 
@@ -247,31 +244,28 @@ func TestDownload(t *testing.T) {
 		upid   = "UPID:pve1:0000ABCD:00012345:386D4380:download:recast-1.iso:recast@pve!roll:"
 		tasks  = "GET /nodes/pve1/tasks?limit=500&source=all&typefilter=download"
 		stored = `[{"volid":"isos:iso/recast-1.iso","size":7}]`
+
+		mismatch = "checksum mismatch: got 'aa' != expect 'ab'"
 	)
 	started := data(`"` + upid + `"`)
+	one := []route{started}
 	d := images.Download{Host: "pve1", Storage: "isos", Name: "recast-1.iso", URL: isoLink, SizeBytes: 7, SHA256: "ab"}
 	type row struct {
-		answers []route
-		tasks   string
-		isos    string
-		exit    string
-		is, not error
-		fails   string
-		sent    int
+		answers           []route
+		tasks, isos, exit string
+		is, not           error
+		fails             string
+		sent              int
 	}
 	onEachNode(t, map[string]row{
 		"done":    {answers: []route{started}, exit: "OK", sent: 1},
 		"refused": {answers: []route{raw("403 Permission check failed", "")}, fails: "403 Permission check failed", sent: 1},
 		"wget fails": {
-			answers: []route{started}, exit: "download failed: command '/usr/bin/wget' failed: exit code 4", not: images.ErrOtherContent,
+			answers: one, exit: "download failed: command '/usr/bin/wget' failed: exit code 4", not: images.ErrOtherContent,
 			fails: "task download recast-1.iso on pve1: download failed", sent: 1,
 		},
-		"other bytes": {
-			answers: []route{started}, exit: "checksum mismatch: got 'aa' != expect 'ab'", is: images.ErrOtherContent, fails: "it has another checksum", sent: 1,
-		},
-		"another file is there": {
-			answers: []route{started}, exit: "checksum mismatch: got 'aa' != expect 'ab', aborting", is: images.ErrOtherContent, fails: "aborting", sent: 1,
-		},
+		"other bytes":                {answers: one, exit: mismatch, is: images.ErrOtherContent, fails: "it has another checksum", sent: 1},
+		"another file is there":      {answers: one, exit: mismatch + ", aborting", is: images.ErrOtherContent, fails: "aborting", sent: 1},
 		"its task is found":          {answers: []route{lost}, tasks: `[{"upid":"` + upid + `"}]`, isos: stored, exit: "OK", sent: 1},
 		"the file shows":             {answers: []route{lost}, isos: stored, sent: 1},
 		"nothing shows: once more":   {answers: []route{lost, started}, exit: "OK", sent: 2},
@@ -291,9 +285,7 @@ func TestDownload(t *testing.T) {
 		pve1.On("GET /nodes/pve1/tasks/"+url.PathEscape(upid)+"/log?limit=500", data(`[]`))
 		err := c.Download(t.Context(), d)
 		wantError(t, err, tc.is, tc.fails)
-		if tc.not != nil && errors.Is(err, tc.not) {
-			t.Errorf("error is %v", err)
-		}
+		must.Not(t, tc.not != nil && errors.Is(err, tc.not), "error is %v", err)
 		must.Equal(t, "sent", tc.sent, len(changes(pve1.Requests())))
 		want := map[string]string{
 			"content": "iso", "filename": "recast-1.iso", "url": isoLink, "verify-certificates": "1",
@@ -313,25 +305,20 @@ func TestDiskImageBecomesADisk(t *testing.T) {
 		content := must.Get(artefact.QCOW2(disk, artefact.Zstd))(t)
 		u := isoOf(t, content)
 		u.Storage, u.Name = "disks", "recast-1.qcow2"
-		if _, found, err := l.DiskImage(ctx, "pve1", "disks", u.Name); found || err != nil {
-			t.Fatalf("it is there, or %v", err)
-		}
+		_, found, err := l.DiskImage(ctx, "pve1", "disks", u.Name)
+		must.Not(t, found || err != nil, "it is there, or %v", err)
 		must.Do(t, l.Upload(ctx, u))
 		size, found, err := l.DiskImage(ctx, "pve1", "disks", u.Name)
 		must.Equal(t, "found", fmt.Sprint(len(content), true, nil), fmt.Sprint(size, found, err))
 		list := must.Get(l.DiskImages(ctx, "pve1", "disks"))(t)
-		if len(list) != 1 || list[0].Name != u.Name || list[0].SizeBytes != int64(len(content)) {
-			t.Errorf("listed are %v", list)
-		}
-		isos, err := l.ISOs(ctx, "pve1", "disks")
-		must.Equal(t, "ISOs", fmt.Sprint(0, nil), fmt.Sprint(len(isos), err))
+		must.Not(t, len(list) != 1 || list[0].Name != u.Name || list[0].SizeBytes != u.SizeBytes, "listed are %v", list)
+		must.Equal(t, "ISOs", 0, len(must.Get(l.ISOs(ctx, "pve1", "disks"))(t)))
 
 		must.Do(t, l.SetConfig(ctx, l.read(t, 9011), map[string]string{"scsi5": "fast:0,import-from=disks:import/recast-1.qcow2,serial=system-1"}, nil))
 		vm := l.read(t, 9011)
 		volid, _, _ := strings.Cut(vm.Config["scsi5"], ",")
-		if got := l.world.Media(volid, "pve1").Bytes(); !bytes.HasPrefix(got, disk) || !strings.Contains(vm.Config["scsi5"], "serial=system-1") {
-			t.Errorf("scsi5 is %s, with %d bytes of %d", vm.Config["scsi5"], len(got), len(disk))
-		}
+		must.Not(t, !bytes.HasPrefix(l.world.Media(volid, "pve1").Bytes(), disk), "%s has other bytes", volid)
+		must.Contain(t, "scsi5", vm.Config["scsi5"], "serial=system-1")
 	})
 }
 
@@ -392,7 +379,11 @@ func TestUses(t *testing.T) {
 
 func TestUsesFails(t *testing.T) {
 	const permissions, acl, snapshots = "GET /access/permissions", "GET /access/acl", onVM101 + "/snapshot"
-	const noAudit = "it has no VM.Audit on "
+	const noAudit, hidden = "it has no VM.Audit on ", "it has no VM.Audit on /pool/lab: the role NoAccess is given there"
+	held := func(vms string) route { return data(`{"/access":{"Sys.Audit":1},"/vms":` + vms + `}`) }
+	without := func(path, who, kind string) route {
+		return data(`[{"path":"` + path + `","ugid":"` + who + `","roleid":"NoAccess","type":"` + kind + `"}]`)
+	}
 	type row struct {
 		request string
 		answer  route
@@ -400,30 +391,16 @@ func TestUsesFails(t *testing.T) {
 		kind    fault.Kind
 	}
 	onEachNode(t, map[string]row{
-		"a token that has nothing": {permissions, data(`{}`), noAudit + "/vms that propagates", fault.Refused},
-		"VM.Audit that does not propagate": {
-			permissions, data(`{"/access":{"Sys.Audit":1},"/vms":{"VM.Audit":0}}`), noAudit + "/vms that propagates", fault.Refused,
-		},
-		"a VM with less": {
-			permissions, data(`{"/access":{"Sys.Audit":1},"/vms":{"VM.Audit":1},"/vms/101":{"VM.Console":1}}`), noAudit + "/vms/101", fault.Refused,
-		},
-		"a VM with nothing, which is not listed": {
-			acl, data(`[{"path":"/vms/105","ugid":"recast@pve","roleid":"NoAccess","type":"user"}]`), noAudit + "/vms/105", fault.Refused,
-		},
-		"a pool that is hidden": {
-			acl, data(`[{"path":"/pool/lab","ugid":"recast@pve!roll","roleid":"NoAccess","type":"token"}]`),
-			noAudit + "/pool/lab: the role NoAccess is given there", fault.Refused,
-		},
-		"a pool that is hidden from a group": {
-			acl, data(`[{"path":"/pool/lab","ugid":"bots","roleid":"NoAccess","type":"group"}]`),
-			noAudit + "/pool/lab: the role NoAccess is given there", fault.Refused,
-		},
-		"an access list that may be short": {permissions, data(`{"/vms":{"VM.Audit":1}}`), "it has no Sys.Audit on /access", fault.Refused},
-		"a host that is down":              {onVM101 + "/pending", raw("595 No route to host", ""), "read what VM 101 refers to: ", fault.Failed},
-		"a host that is offline": {
-			"GET /nodes", data(`[{"node":"pve1","status":"offline"}]`), "Proxmox host pve1 is offline, so VM 101 can't be read", fault.Failed,
-		},
-		"a snapshot that can't be read": {snapshots, data(`[{"name":"s"}]`), "snapshot 's' does not exist", fault.Failed},
+		"a token that has nothing":               {permissions, data(`{}`), noAudit + "/vms that propagates", fault.Refused},
+		"VM.Audit that does not propagate":       {permissions, held(`{"VM.Audit":0}`), noAudit + "/vms that propagates", fault.Refused},
+		"a VM with less":                         {permissions, held(`{"VM.Audit":1},"/vms/101":{"VM.Console":1}`), noAudit + "/vms/101", fault.Refused},
+		"a VM with nothing, which is not listed": {acl, without("/vms/105", "recast@pve", "user"), noAudit + "/vms/105", fault.Refused},
+		"a pool that is hidden":                  {acl, without("/pool/lab", "recast@pve!roll", "token"), hidden, fault.Refused},
+		"a pool that is hidden from a group":     {acl, without("/pool/lab", "bots", "group"), hidden, fault.Refused},
+		"an access list that may be short":       {permissions, data(`{"/vms":{"VM.Audit":1}}`), "it has no Sys.Audit on /access", fault.Refused},
+		"a host that is down":                    {onVM101 + "/pending", raw("595 No route to host", ""), "read what VM 101 refers to: ", fault.Failed},
+		"a host that is offline":                 {"GET /nodes", data(`[{"node":"pve1","status":"offline"}]`), "host pve1 is offline, so VM 101 can't be read", fault.Failed},
+		"a snapshot that can't be read":          {snapshots, data(`[{"name":"s"}]`), "snapshot 's' does not exist", fault.Failed},
 	}, func(t *testing.T, pve1 *fake, c *Client, tc row) {
 		seesAll(pve1)
 		pve1.On("GET /cluster/resources?type=vm", data(`[{"type":"qemu","vmid":101,"node":"pve1","name":"wk1"}]`))
@@ -431,9 +408,7 @@ func TestUsesFails(t *testing.T) {
 		pve1.On(snapshots, data(`[]`))
 		pve1.On(snapshots+"/s/config", raw("500 snapshot 's' does not exist", ""))
 		pve1.On(tc.request, tc.answer)
-		_, err := c.Uses(t.Context())
-		wantError(t, err, nil, tc.want)
-		must.Equal(t, "kind", tc.kind, fault.KindOf(err))
+		must.FailAs(t, must.Err(c.Uses(t.Context())), tc.kind, tc.want)
 	})
 }
 
@@ -448,15 +423,465 @@ func TestShelf(t *testing.T) {
 		online, offline, err := c.Nodes(t.Context())
 		must.Do(t, err)
 		must.Equal(t, "nodes", [][]string{{"pve1", "pve2"}, {"pve3"}}, [][]string{online, offline})
-		isos := must.Get(c.ISOs(t.Context(), "pve1", "isos"))(t)
 		a := images.StoredISO{Host: "pve1", Storage: "isos", Name: "a.iso", SizeBytes: 1 << 20}
 		want := []images.StoredISO{a, {Host: "pve1", Storage: "isos", Name: "b.iso", SizeBytes: 7, Changed: time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)}}
-		must.Equal(t, "ISOs", want, isos)
+		must.Equal(t, "ISOs", want, must.Get(c.ISOs(t.Context(), "pve1", "isos"))(t))
 		for range 2 { // the second time the answer is lost, and the VM is gone
 			must.Do(t, c.DeleteISO(t.Context(), a))
 		}
-		if err := c.DeleteISO(t.Context(), a); fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), "delete a.iso on storage isos on pve1: ") {
-			t.Errorf("without the privilege: %v", err)
-		}
+		must.FailAs(t, c.DeleteISO(t.Context(), a), fault.Refused, "delete a.iso on storage isos on pve1: ")
 	})
+}
+
+const (
+	uploadPath = "POST /nodes/pve1/storage/isos/upload"
+	isosPath   = "GET /nodes/pve1/storage/isos/content?content=iso"
+
+	mayUploadPath = "GET /access/permissions?path=%2Fstorage%2Fisos"
+)
+
+// mayUpload says that the token may upload ISOs.
+var mayUpload = data(`{"/storage/isos":{"Datastore.AllocateTemplate":1}}`)
+
+// acceptUploads makes a node take uploads with these answers.
+func acceptUploads(f *fake, answers ...route) {
+	f.On(isosPath, data(`[]`))
+	f.On(mayUploadPath, mayUpload)
+	f.On(uploadPath, answers...)
+	f.On(statusPath, running, stopped("OK"))
+	f.On(logPath, data(`[]`))
+}
+
+// countedFile counts the open files.
+type countedFile struct {
+	io.Reader
+	open *atomic.Int32
+}
+
+func (f *countedFile) Close() error { f.open.Add(-1); return nil }
+
+// isoOf is an upload of that file, which must be closed when the test ends.
+func isoOf(t *testing.T, content []byte) images.Upload {
+	t.Helper()
+	var open atomic.Int32
+	t.Cleanup(func() { must.Equal(t, "open files", int32(0), open.Load()) })
+	return images.Upload{
+		Host: "pve1", Storage: "isos", Name: "recast-1.iso", SizeBytes: int64(len(content)), SHA256: fmt.Sprintf("%x", sha256.Sum256(content)),
+		Open: func() (io.ReadCloser, error) {
+			open.Add(1)
+			return &countedFile{bytes.NewReader(content), &open}, nil
+		},
+	}
+}
+
+// received is an uploaded form, its file only as a sum.
+type received struct {
+	parts  []part
+	length int64 // of the whole body
+}
+
+type part struct{ Name, File, Value string }
+
+func (got *received) read(r *http.Request) error {
+	_, boundary, _ := strings.Cut(r.Header.Get("Content-Type"), "boundary=")
+	form := multipart.NewReader(r.Body, boundary)
+	got.length = r.ContentLength
+	for {
+		p, err := form.NextRawPart()
+		if err == io.EOF {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		var value bytes.Buffer
+		sum := sha256.New()
+		to := io.Writer(&value)
+		if p.FileName() != "" {
+			to = sum
+		}
+		if _, err := io.Copy(to, p); err != nil {
+			return err
+		}
+		if p.FileName() != "" {
+			fmt.Fprintf(&value, "%x", sum.Sum(nil))
+		}
+		got.parts = append(got.parts, part{p.FormName(), p.FileName(), value.String()})
+	}
+}
+
+// want are the parts in the only order that Proxmox takes.
+func (got *received) want(t *testing.T, u images.Upload) {
+	t.Helper()
+	must.Equal(t, "parts", []part{
+		{Name: "content", Value: "iso"},
+		{Name: "checksum-algorithm", Value: "sha256"},
+		{Name: "checksum", Value: u.SHA256},
+		{Name: "filename", File: u.Name, Value: u.SHA256},
+	}, got.parts)
+}
+
+// take answers with a task.
+func (got *received) take(w http.ResponseWriter, r *http.Request) {
+	if err := got.read(r); err != nil {
+		raw("400 "+err.Error(), "")(w, r)
+		return
+	}
+	data(`"`+testUPID+`"`)(w, r)
+}
+
+func TestUpload(t *testing.T) {
+	onNode(t, func(t *testing.T, pve1 *fake, c *Client) {
+		var got received
+		acceptUploads(pve1, got.take)
+		u := isoOf(t, bytes.Repeat([]byte("talos"), 200_000))
+		var last int64
+		u.Progress = func(sent int64) {
+			must.Not(t, sent <= last, "progress goes from %d to %d", last, sent)
+			last = sent
+		}
+		must.Do(t, c.Upload(t.Context(), u))
+		got.want(t, u)
+		must.Not(t, last != u.SizeBytes || got.length <= last,
+			"progress ends at %d of %d, the request had %d bytes", last, u.SizeBytes, got.length)
+	})
+}
+
+func TestFormBeginsEachPartWithItsDisposition(t *testing.T) {
+	t.Parallel()
+	f := must.Get(newForm(images.Upload{Name: "a.iso", SHA256: "00"}))(t)
+	_, boundary, _ := strings.Cut(f.contentType, "boundary=")
+	parts := strings.Split(string(f.head), "--"+boundary+"\r\n")[1:]
+	must.Equal(t, "parts", 4, len(parts))
+	for _, p := range parts {
+		must.Not(t, !strings.HasPrefix(p, "Content-Disposition: form-data; name="), "part begins %q", p)
+	}
+}
+
+// swallow answers after receiving the whole request.
+func swallow(then route) route {
+	return func(w http.ResponseWriter, r *http.Request) {
+		_, _ = io.Copy(io.Discard, r.Body)
+		then(w, r)
+	}
+}
+
+func TestUploadFails(t *testing.T) {
+	content := bytes.Repeat([]byte("x"), 1<<20)
+	type row struct {
+		answer route
+		task   string // how it ends
+		size   int64
+		is     error
+		want   string // part of the error
+	}
+	onEachNode(t, map[string]row{
+		"checksum":        {answer: swallow(data(`"` + testUPID + `"`)), task: "checksum mismatch: got 'a' != expect 'b'", want: "checksum mismatch: got 'a'"},
+		"full storage":    {answer: swallow(data(`"` + testUPID + `"`)), task: "cp: error writing: No space left on device", is: api.ErrNoSpace, want: "No space left"},
+		"refused":         {answer: swallow(raw("500 storage 'isos' does not support 'iso' content", "")), want: "POST /nodes/pve1/storage/isos/upload: 500 storage 'isos' does not support 'iso' content"},
+		"no such storage": {answer: swallow(raw("500 storage 'isos' does not exist", "")), is: images.ErrNoStorage, want: "does not exist"},
+		"file is shorter": {answer: swallow(data(`"` + testUPID + `"`)), size: 2 << 20, is: io.ErrUnexpectedEOF, want: "the file ends after 1048576 of 2097152 bytes"},
+		"context ends":    {answer: swallow(after(time.Hour, lost)), is: context.DeadlineExceeded, want: "deadline"},
+	}, func(t *testing.T, pve1 *fake, c *Client, tc row) {
+		acceptUploads(pve1, tc.answer)
+		pve1.On(statusPath, stopped(tc.task))
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		u := isoOf(t, content)
+		u.SizeBytes = max(tc.size, u.SizeBytes)
+		wantError(t, c.Upload(ctx, u), tc.is, tc.want)
+	})
+}
+
+// TestUploadThatProxmoxWouldRefuse is not started: the refusal could not be received.
+func TestUploadThatProxmoxWouldRefuse(t *testing.T) {
+	onNode(t, func(t *testing.T, pve1 *fake, c *Client) {
+		acceptUploads(pve1, lost)
+		pve1.On(mayUploadPath, data(`{"/storage/isos":{"Datastore.Audit":1}}`))
+		err := c.Upload(t.Context(), isoOf(t, bytes.Repeat([]byte("x"), 1<<20)))
+		const want = "403 Permission check failed (/storage/isos, Datastore.AllocateTemplate)"
+		must.Not(t, err == nil || !strings.Contains(err.Error(), want) || fault.CodeOf(err) != fault.TokenPrivileges || fault.KindOf(err) != fault.Refused,
+			"%v", err)
+		must.Equal(t, "changes", []string{}, changes(pve1.Requests()))
+	})
+}
+
+func TestUploadGoesToAnotherEndpoint(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
+		s := newSite(t)
+		pve2 := s.Node(t, "pve2")
+		var got received
+		acceptUploads(pve2, got.take)
+		u := isoOf(t, []byte("small"))
+		must.Do(t, s.client(t, "pve1", "pve2").Upload(t.Context(), u))
+		got.want(t, u)
+	})
+}
+
+// TestUploadWithoutAnswer: the outcome of an upload is looked up, and only one without effect is sent again.
+func TestUploadWithoutAnswer(t *testing.T) {
+	const (
+		nodes  = "GET /nodes"
+		tasks  = "/tasks?limit=500&source=all&typefilter=imgcopy"
+		copied = "UPID:pve2:0000ABCD:00012345:386D4380:imgcopy::recast@pve!roll:"
+		other  = "UPID:pve2:0000ABCE:00012345:386D4380:imgcopy::else@pve!roll:"
+	)
+	content := bytes.Repeat([]byte("x"), 4<<20)
+	there := data(`[{"volid":"isos:iso/recast-1.iso","size":4194304}]`)
+	ok := swallow(data(`"` + testUPID + `"`))
+	type row struct {
+		answers, isos []route
+		tasks         []route // of pve2, which receives the upload
+		exit          string  // of the task there
+		sent          int
+		quick         bool // it cannot have had an effect, so nothing is looked up
+		is            error
+		fails         string
+	}
+	must.Bubbles(t, map[string]row{
+		"its task is found":        {answers: []route{swallow(lost)}, tasks: []route{data(`[]`), data(`[{"upid":"` + copied + `"},{"upid":"` + other + `"}]`)}, exit: "OK", sent: 1},
+		"its task has failed":      {answers: []route{swallow(lost)}, tasks: []route{data(`[{"upid":"` + copied + `"}]`)}, exit: "checksum mismatch: got 'a'", sent: 1, fails: "checksum mismatch: got 'a'"},
+		"the file shows":           {answers: []route{swallow(lost)}, isos: []route{data(`[]`), data(`[]`), there}, sent: 1},
+		"cut off, then sent again": {answers: []route{lost, ok}, sent: 2, quick: true},
+		"a file was there before":  {answers: []route{swallow(lost), ok}, isos: []route{there}, sent: 2},
+		"no answer comes ever":     {answers: []route{swallow(lost)}, sent: 3, is: cluster.ErrLostAnswer, fails: "since then neither a task nor the file has appeared"},
+		"a proxy cancels it":       {answers: []route{swallow(raw("596 Connection timed out", "")), ok}, sent: 2},
+		"nothing can be looked up": {answers: []route{swallow(lost)}, tasks: []route{raw("403 Permission check failed", "")}, sent: 1, is: cluster.ErrLostAnswer, fails: "403 Permission check failed"},
+	}, func(t *testing.T, tc row) {
+		s := newSite(t)
+		pve2 := s.Node(t, "pve2")
+		acceptUploads(pve2, tc.answers...)
+		if tc.isos != nil {
+			pve2.On(isosPath, tc.isos...)
+		}
+		pve2.On(nodes, data(`[{"node":"pve1","status":"online"},{"node":"pve2","status":"online"},{"node":"pve3","status":"offline"}]`))
+		pve2.On("GET /nodes/pve1"+tasks, data(`[]`))
+		pve2.On("GET /nodes/pve2"+tasks, data(`[]`))
+		if tc.tasks != nil {
+			pve2.On("GET /nodes/pve2"+tasks, tc.tasks...)
+		}
+		pve2.On("GET /nodes/pve2/status", data(`{"uptime":745}`))
+		pve2.On("GET /nodes/pve2/tasks/"+url.PathEscape(copied)+"/status", running, stopped(tc.exit))
+		pve2.On("GET /nodes/pve2/tasks/"+url.PathEscape(copied)+"/log?limit=500", data(`[]`))
+		begun := time.Now()
+		wantError(t, s.client(t, "pve2").Upload(t.Context(), isoOf(t, content)), tc.is, tc.fails)
+		took := time.Since(begun)
+		must.Not(t, tc.quick && took > lateness/2, "it took %s", took)
+		must.Equal(t, "sent", tc.sent, len(changes(pve2.Requests())))
+	})
+}
+
+// TestUploadIsCancelled at once, although the server reads nothing, without reading
+// more of the file than fits in transit. The next upload succeeds.
+func TestUploadIsCancelled(t *testing.T) {
+	onNode(t, func(t *testing.T, pve1 *fake, c *Client) {
+		var got received
+		release := make(chan struct{})
+		acceptUploads(pve1, func(http.ResponseWriter, *http.Request) { <-release }, got.take)
+		u := isoOf(t, bytes.Repeat([]byte("talos"), 2<<20))
+		var read atomic.Int64
+		u.Progress = read.Store
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan error)
+		go func() { ended <- c.Upload(ctx, u) }()
+		synctest.Wait()
+		n := read.Load()
+		must.Not(t, n > 1<<20, "%d bytes were read, but none was received", n)
+		begun := time.Now()
+		cancel()
+		must.FailIs(t, <-ended, context.Canceled)
+		must.Take(t, begun, 0, time.Second)
+		close(release)
+		must.Do(t, c.Upload(t.Context(), u))
+		got.want(t, u)
+	})
+}
+
+// TestUploadRefusesNames that Proxmox would change or reject.
+func TestUploadRefusesNames(t *testing.T) {
+	onNode(t, func(t *testing.T, pve1 *fake, c *Client) {
+		for _, name := range []string{"", ".iso", "a b.iso", "a/b.iso", "ä.iso", "a.iso.part", "a.ISO", strings.Repeat("a", 252) + ".iso"} {
+			err := c.Upload(t.Context(), images.Upload{Host: "pve1", Storage: "isos", Name: name})
+			errDownload := c.Download(t.Context(), images.Download{Host: "pve1", Storage: "isos", Name: name})
+			must.Equal(t, name, [2]fault.Kind{fault.Config, fault.Config}, [2]fault.Kind{fault.KindOf(err), fault.KindOf(errDownload)})
+			must.Equal(t, name+": requests", 0, len(pve1.Requests()))
+		}
+		must.Do(t, checkFileName(strings.Repeat("a", 251)+".iso"))
+	})
+}
+
+const (
+	hugeBytes = 4 << 30
+	// hugeSHA256 is the checksum of that many zeros.
+	hugeSHA256 = "8479e43911dc45e89f934fe48d01297e16f51d17aa561d4d1c216b1ae0fcddca"
+
+	serverVar = "RECAST_UPLOAD_SERVER" // address and fingerprint
+	fileVar   = "RECAST_UPLOAD_FILE"
+)
+
+// TestUploadMemory uploads 4 GiB over TLS from a client in another, small process, which
+// the environment tells of the server: its peak above that counts.
+func TestUploadMemory(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long: 4 GiB take a while")
+	}
+	if os.Getenv(serverVar) != "" {
+		uploadHuge(t)
+		return
+	}
+	got := measureUpload(t)
+	t.Logf("%d MiB at %d MiB/s; %.1f MiB idle, peak %.1f MiB above that; cancelled in %s, %.1f MiB ahead of the server",
+		hugeBytes>>20, int(hugeBytes/got.took.Seconds())>>20, got.idleMiB, got.aboveMiB, got.cancelled, got.aheadMiB)
+	must.Not(t, got.aboveMiB >= 64, "peak is %.1f MiB above idle", got.aboveMiB)
+	must.Not(t, got.cancelled > time.Second, "cancelled in %s", got.cancelled)
+	// The kernel's buffers on both ends take some of it, but no more.
+	must.Not(t, got.aheadMiB > 256, "%.1f MiB were read from the file that the server had not received", got.aheadMiB)
+}
+
+func BenchmarkUpload(b *testing.B) {
+	b.SetBytes(hugeBytes)
+	var last uploadFigures
+	for b.Loop() {
+		last = measureUpload(b)
+	}
+	b.ReportMetric(last.aboveMiB, "peak-MiB-above-idle")
+	b.ReportMetric(last.cancelled.Seconds()*1000, "ms-to-cancel")
+}
+
+// uploadFigures are the cost of one upload.
+type uploadFigures struct {
+	idleMiB, aboveMiB float64
+	took              time.Duration
+	cancelled         time.Duration // from the cancel to the return of an upload that the server had stopped reading
+	aheadMiB          float64       // what that one had read from its file beyond what the server received
+}
+
+// measureUpload serves one upload, of this test run again in another process.
+func measureUpload(t testing.TB) uploadFigures {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "huge.iso")
+	must.Do(t, errors.Join(os.WriteFile(file, nil, 0o600), os.Truncate(file, hugeBytes)))
+	where, stop := serveUploads(t)
+	defer stop()
+	client := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestUploadMemory$")
+	client.Env = append(os.Environ(), serverVar+"="+where, fileVar+"="+file)
+	client.Stderr = os.Stderr
+	said, err := client.Output()
+	if err != nil {
+		t.Fatalf("%v\n%s", err, said)
+	}
+	var got uploadFigures
+	line, _, _ := strings.Cut(string(said), "\n")
+	if _, err := fmt.Sscan(line, &got.idleMiB, &got.aboveMiB, (*int64)(&got.took), (*int64)(&got.cancelled), &got.aheadMiB); err != nil {
+		t.Fatalf("%v in %q", err, said)
+	}
+	return got
+}
+
+// uploadHuge is the client.
+func uploadHuge(t *testing.T) {
+	endpoint, fingerprint, _ := strings.Cut(os.Getenv(serverVar), " ")
+	c, err := New(api.Options{Endpoints: []string{endpoint}, Fingerprint: fingerprint, Token: []byte(apitest.Token), Poll: 10 * time.Millisecond})
+	must.Do(t, err)
+	defer c.Close()
+	u := images.Upload{
+		Host: "pve1", Storage: "isos", Name: "huge.iso", SizeBytes: hugeBytes, SHA256: hugeSHA256,
+		Open: func() (io.ReadCloser, error) { return os.Open(os.Getenv(fileVar)) },
+	}
+	_, _, err = c.ISO(t.Context(), u.Host, u.Storage, u.Name)
+	must.Do(t, err)
+	var got uploadFigures
+	got.idleMiB = memoryMiB(t, "VmRSS")
+	got.cancelled, got.aheadMiB = cancelHuge(t, c, u)
+	begun := time.Now()
+	must.Do(t, c.Upload(t.Context(), u))
+	got.took = time.Since(begun)
+	got.aboveMiB = memoryMiB(t, "VmHWM") - got.idleMiB
+	fmt.Println(got.idleMiB, got.aboveMiB, int64(got.took), int64(got.cancelled), got.aheadMiB)
+}
+
+// cancelHuge cancels an upload once the server stops reading.
+func cancelHuge(t *testing.T, c *Client, u images.Upload) (took time.Duration, aheadMiB float64) {
+	u.Host = stallingHost
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	read := make(chan int64)
+	u.Progress = func(sent int64) {
+		select {
+		case read <- sent:
+		case <-ctx.Done():
+		}
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- c.Upload(ctx, u) }()
+	for {
+		select {
+		case sent := <-read:
+			aheadMiB = float64(sent-stallAfter) / (1 << 20)
+			continue
+		case err := <-ended:
+			t.Fatalf("ended by itself: %v", err)
+		case <-time.After(500 * time.Millisecond): // the other process reads no more
+		}
+		break
+	}
+	begun := time.Now()
+	cancel()
+	must.FailIs(t, <-ended, context.Canceled)
+	return time.Since(begun), aheadMiB
+}
+
+// memoryMiB reads a figure of this process (proc_pid_status(5)).
+func memoryMiB(t *testing.T, name string) float64 {
+	t.Helper()
+	status := must.Get(os.ReadFile("/proc/self/status"))(t)
+	_, rest, _ := strings.Cut(string(status), name+":")
+	return float64(must.Get(strconv.Atoi(strings.Fields(rest)[0]))(t)) / 1024
+}
+
+const (
+	// stallingHost stops reading an upload after stallAfter bytes.
+	stallingHost = "pve2"
+	stallAfter   = 64 << 20
+)
+
+// serveUploads is a Proxmox node that receives uploads of ISOs and keeps only their
+// checksums; where is its address and fingerprint.
+func serveUploads(t testing.TB) (where string, stop func()) {
+	t.Helper()
+	taker := &uploadTaker{ended: make(chan struct{})}
+	srv := httptest.NewUnstartedServer(taker)
+	srv.Config.ErrorLog = log.New(io.Discard, "", 0)
+	srv.StartTLS()
+	return srv.URL + " " + apitest.Fingerprint(srv.Certificate()), func() {
+		close(taker.ended)
+		srv.Close()
+	}
+}
+
+type uploadTaker struct {
+	ended chan struct{} // ends the uploads that have stalled
+	exit  atomic.Value  // of the last task: a string
+}
+
+func (s *uploadTaker) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	switch {
+	case r.Method == http.MethodPost && strings.Contains(r.URL.Path, "/nodes/"+stallingHost+"/"):
+		_, _ = io.CopyN(io.Discard, r.Body, stallAfter)
+		<-s.ended
+	case r.Method == http.MethodPost:
+		var got received
+		exit := "OK"
+		if err := got.read(r); err != nil || len(got.parts) != 4 || got.parts[3].Value != got.parts[2].Value || got.length <= 0 {
+			exit = fmt.Sprintf("received %+v, %v", got, err)
+		}
+		s.exit.Store(exit)
+		data(`"`+testUPID+`"`)(w, r)
+	case strings.HasSuffix(r.URL.Path, "/status"):
+		stopped(s.exit.Load().(string))(w, r)
+	case strings.HasSuffix(r.URL.Path, "/access/permissions"):
+		data(fmt.Sprintf(`{%q:{"Datastore.AllocateTemplate":1}}`, r.URL.Query().Get("path")))(w, r)
+	default:
+		data(`[]`)(w, r)
+	}
 }

@@ -24,7 +24,6 @@ import (
 	"github.com/recast-sh/recast/internal/wait"
 )
 
-// Ties implements cluster.TieReader.
 func (c *Client) Ties(ctx context.Context, vm cluster.VM) (cluster.Ties, error) {
 	of := c.TiesOf(ctx, []cluster.VM{vm})[0]
 	return of.Ties, of.Err
@@ -94,10 +93,7 @@ func (l *look) of(ctx context.Context, vm cluster.VM) (cluster.Ties, error) {
 	for _, option := range fw.Unsettable() {
 		wrong = append(wrong, fmt.Sprintf("option %s, which only an editor writes", option))
 	}
-	var dropped []string
-	for _, why := range wrong {
-		dropped = append(dropped, "a firewall that Proxmox would not take again ("+why+")")
-	}
+	dropped := cluster.Each(wrong, func(why string) string { return "a firewall that Proxmox would not take again (" + why + ")" })
 	return cluster.Ties{Firewall: fw, Dropped: dropped, ACL: acl, Jobs: jobs, Snapshots: snapshots, Busy: append(backups, replications...), HA: ha, Tags: tags, HostArch: arch, VNets: vnets, Snippets: snippets}, nil
 }
 
@@ -115,7 +111,6 @@ func (l *look) aclEntries(ctx context.Context, id cluster.VMID) ([]cluster.ACLEn
 	return entries[fmt.Sprintf("/vms/%d", id)], err
 }
 
-// tagOptions are the settings of the datacentre about tags.
 type tagOptions struct {
 	Allowed []string `json:"allowed-tags"`
 	Access  struct {
@@ -132,17 +127,13 @@ func (l *look) restrictedTags(ctx context.Context, vm cluster.VM) ([]string, err
 	if len(mine) == 0 {
 		return nil, nil
 	}
-	options, err := once(l, "tags", func() (options tagOptions, err error) {
-		return options, l.conn.Get(ctx, "/cluster/options", &options)
-	})
+	options, err := once(l, "tags", func() (tagOptions, error) { return get[tagOptions](ctx, l.conn, "/cluster/options") })
 	if err != nil {
 		return nil, err
 	}
 	allowed := options.Allowed
 	if options.Access.Allow == "existing" {
-		rows, err := once(l, "guests", func() (rows []resource, err error) { // containers, too
-			return rows, l.conn.Get(ctx, "/cluster/resources?type=vm", &rows)
-		})
+		rows, err := once(l, "guests", func() ([]resource, error) { return get[[]resource](ctx, l.conn, guestList) })
 		if err != nil {
 			return nil, err
 		}
@@ -219,12 +210,10 @@ func (l *look) vnets(ctx context.Context, vm cluster.VM) ([]cluster.VNet, error)
 	if err != nil {
 		return nil, err
 	}
-	var out []cluster.VNet
-	for _, name := range names {
+	return cluster.Each(names, func(name string) cluster.VNet {
 		keeps, shown := ipam[name]
-		out = append(out, cluster.VNet{Name: name, IPAM: keeps, Hidden: !shown})
-	}
-	return out, nil
+		return cluster.VNet{Name: name, IPAM: keeps, Hidden: !shown}
+	}), nil
 }
 
 // GuestAddrs implements cluster.TieReader. Every error of the agent, including a
@@ -309,7 +298,6 @@ func (l *look) backups(ctx context.Context, vm cluster.VM) ([]string, error) {
 	return busy, nil
 }
 
-// backupSchedule is the cluster's backup schedule.
 type backupSchedule struct {
 	jobs []backupJob
 	asOf time.Time // by the clock of the host that computed it; zero if unknown
@@ -392,25 +380,16 @@ func (l *look) replications(ctx context.Context, vm cluster.VM, jobs []cluster.R
 	if len(jobs) == 0 {
 		return nil, nil
 	}
-	rows, err := once(l, "replications/"+vm.Host, func() (rows []replication, err error) {
-		return rows, l.conn.Get(ctx, "/nodes/"+url.PathEscape(vm.Host)+"/replication", &rows)
+	rows, err := once(l, "replications/"+vm.Host, func() ([]replication, error) {
+		return get[[]replication](ctx, l.conn, "/nodes/"+url.PathEscape(vm.Host)+"/replication")
 	})
-	if err != nil {
-		return nil, err
-	}
-	var busy []string
-	for _, r := range rows {
-		if cluster.VMID(r.Guest) == vm.ID && r.PID != 0 {
-			busy = append(busy, "replication job "+r.ID+" runs")
-		}
-	}
-	return busy, nil
+	run := cluster.Where(rows, func(r replication) bool { return cluster.VMID(r.Guest) == vm.ID && r.PID != 0 })
+	return cluster.Each(run, func(r replication) string { return "replication job " + r.ID + " runs" }), err
 }
 
 // derived are the fields that Proxmox adds when it shows a firewall entry.
 var derived = []string{"digest", "ipversion", "pos"}
 
-// Firewall implements cluster.TieReader.
 func (c *Client) Firewall(ctx context.Context, vm cluster.VM) (cluster.FirewallConfig, error) {
 	f, _, err := c.firewall(ctx, vm)
 	return f, err
@@ -435,25 +414,18 @@ func (c *Client) firewall(ctx context.Context, vm cluster.VM) (f cluster.Firewal
 			delete(r, "errors")
 		}
 	}
-	f.Rules, f.Aliases = firewallEntries(rules), firewallEntries(aliases)
+	f.Rules, f.Aliases = cluster.Each(rules, firewallEntry), cluster.Each(aliases, firewallEntry)
 	if o := firewallEntry(options); len(o) > 0 {
 		f.Options = o
 	}
-	for _, s := range firewallEntries(sets) {
+	for _, s := range cluster.Each(sets, firewallEntry) {
 		var members []map[string]json.RawMessage
 		if err := c.conn.Get(ctx, vmPath(vm, "firewall/ipset/"+url.PathEscape(s["name"])), &members); err != nil {
 			return f, nil, err
 		}
-		f.Sets = append(f.Sets, cluster.FirewallSet{Name: s["name"], Comment: s["comment"], Members: firewallEntries(members)})
+		f.Sets = append(f.Sets, cluster.FirewallSet{Name: s["name"], Comment: s["comment"], Members: cluster.Each(members, firewallEntry)})
 	}
 	return f, wrong, nil
-}
-
-func firewallEntries(list []map[string]json.RawMessage) (out []cluster.FirewallEntry) {
-	for _, fields := range list {
-		out = append(out, firewallEntry(fields))
-	}
-	return out
 }
 
 // firewallEntry returns the fields except the derived ones. Proxmox shows numbers as numbers or as text.

@@ -286,9 +286,7 @@ func TestOneLookAtManyVMs(t *testing.T) {
 		pve1.On(haList, data(`[]`))
 		for look := 1; look <= 2; look++ {
 			for i, of := range c.TiesOf(t.Context(), vms) {
-				if of.Err != nil || len(of.Busy) != 2 || len(of.Jobs) != 1 || len(of.Tags) != 1 {
-					t.Fatalf("%s: %+v", vms[i], of)
-				}
+				must.Not(t, of.Err != nil || len(of.Busy) != 2 || len(of.Jobs) != 1 || len(of.Tags) != 1, "%s: %+v", vms[i], of)
 			}
 			asked := map[string]int{}
 			for _, request := range pve1.Requests() {
@@ -304,8 +302,7 @@ func TestOneLookAtManyVMs(t *testing.T) {
 func TestLabTies(t *testing.T) {
 	inLab(t, func(t *testing.T, l lab) {
 		w := cluster.VMID(9011)
-		none := must.Get(l.Ties(t.Context(), l.read(t, w)))(t)
-		must.Equal(t, "ties of an ordinary VM", cluster.Ties{}, none)
+		must.Equal(t, "ties of an ordinary VM", cluster.Ties{}, must.Get(l.Ties(t.Context(), l.read(t, w)))(t))
 		now := time.Now()
 		l.world.SetFirewall(9011, world.Firewall{Options: map[string]string{"enable": "1"}, Rules: []world.FirewallRule{{"type": "in", "action": "ACCEPT", "enable": "1"}}})
 		l.world.AddReplication(world.ReplicationJob{ID: "9011-0", Guest: 9011, Target: "pve2", Schedule: "*/15", NextSync: now.Add(5 * time.Minute)})
@@ -345,28 +342,21 @@ func TestLabHA(t *testing.T) {
 		l.world.AddHARule(world.HARule{ID: "apart", Type: "resource-affinity", Resources: []string{"vm:9011"}})
 		vm := l.read(t, 9011)
 		ties := must.Get(l.Ties(ctx, vm))(t)
-		if !vm.HA || ties.HA == nil {
-			t.Fatalf("managed: %v, %v", vm.HA, ties.HA)
-		}
+		must.Not(t, !vm.HA || ties.HA == nil, "managed: %v, %v", vm.HA, ties.HA)
 		must.Do(t, l.RemoveHA(ctx, 9011))
 		must.Do(t, l.RemoveHA(ctx, 9011))
-		if vm := l.read(t, 9011); vm.HA || !vm.Running {
-			t.Fatalf("taken out: HA %v, running %v", vm.HA, vm.Running)
-		}
+		vm = l.read(t, 9011)
+		must.Not(t, vm.HA || !vm.Running, "taken out: HA %v, running %v", vm.HA, vm.Running)
 		must.Do(t, l.Shutdown(ctx, l.read(t, 9011), time.Minute))
 		time.Sleep(5 * time.Minute)
-		if l.read(t, 9011).Running {
-			t.Fatal("started again by an unknown party")
-		}
-		if rules := l.world.HARules(); len(rules) != 1 || len(rules[0].Resources) != 1 {
-			t.Errorf("rules are now %v", rules)
-		}
+		must.Not(t, l.read(t, 9011).Running, "started again by an unknown party")
+		rules := l.world.HARules()
+		must.Not(t, len(rules) != 1 || len(rules[0].Resources) != 1, "rules are now %v", rules)
 		must.Do(t, l.DeleteVM(ctx, l.read(t, 9011)))
 		must.Do(t, l.CreateVM(ctx, "pve1", 9011, map[string]string{"name": "wk1", "memory": "2048", "scsi0": "fast:10"}))
 		must.Do(t, l.AddHA(ctx, *ties.HA))
 		must.Do(t, l.AddHA(ctx, *ties.HA))
-		after := must.Get(l.Ties(ctx, l.read(t, 9011)))(t)
-		must.Equal(t, "HA resource", ties.HA, after.HA)
+		must.Equal(t, "HA resource", ties.HA, must.Get(l.Ties(ctx, l.read(t, 9011)))(t).HA)
 	})
 }
 

@@ -1,15 +1,18 @@
 package pve
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/url"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -18,6 +21,7 @@ import (
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/foreign"
 	"github.com/recast-sh/recast/internal/pve/api"
 	"github.com/recast-sh/recast/internal/wait"
 )
@@ -105,11 +109,7 @@ func (c *Client) configsOf(ctx context.Context, rows []resource, away *unreachab
 	if err := g.Wait(); err != nil {
 		return nil, nil, err
 	}
-	for _, vm := range vms {
-		if vm != nil {
-			found = append(found, *vm)
-		}
-	}
+	found = cluster.Each(cluster.Where(vms, func(vm *cluster.VM) bool { return vm != nil }), func(vm *cluster.VM) cluster.VM { return *vm })
 	slices.SortFunc(found, func(a, b cluster.VM) int { return cmp.Compare(a.ID, b.ID) })
 	return found, away.err(), nil
 }
@@ -117,17 +117,9 @@ func (c *Client) configsOf(ctx context.Context, rows []resource, away *unreachab
 // Listed lists every VM in the cluster's list, without configurations. The list is about 10 s late.
 func (c *Client) Listed(ctx context.Context) ([]cluster.VM, error) {
 	rows, err := c.resources(ctx)
-	if err != nil {
-		return nil, err
-	}
-	vms := make([]cluster.VM, len(rows))
-	for i, row := range rows {
-		vms[i] = fromResource(row)
-	}
-	return vms, nil
+	return cluster.Each(rows, fromResource), err
 }
 
-// Pool implements cluster.VMReader.
 func (c *Client) Pool(ctx context.Context, id cluster.VMID) (string, error) {
 	rows, err := c.resources(ctx)
 	if err != nil {
@@ -144,14 +136,11 @@ func poolOf(rows []resource, id cluster.VMID) (string, error) {
 	return row.Pool, nil
 }
 
-// listedIn finds a VM in the cluster's list.
 func listedIn(rows []resource, id cluster.VMID) (row resource, found bool) {
-	i := slices.IndexFunc(rows, func(r resource) bool { return cluster.VMID(r.VMID) == id })
-	if i < 0 {
-		return row, false
-	}
-	return rows[i], true
+	return cluster.Find(rows, func(r resource) bool { return cluster.VMID(r.VMID) == id })
 }
+
+const guestList = "/cluster/resources?type=vm" // containers, too
 
 // resource is a row of the cluster's list of VMs, without metrics.
 type resource struct {
@@ -164,7 +153,7 @@ type resource struct {
 func (c *Client) resources(ctx context.Context) ([]resource, error) {
 	var rows []resource
 	asked := time.Now()
-	if err := c.conn.Get(ctx, "/cluster/resources?type=vm", &rows); err != nil {
+	if err := c.conn.Get(ctx, guestList, &rows); err != nil {
 		return nil, err
 	}
 	rows = slices.DeleteFunc(rows, func(r resource) bool { return r.Type != "qemu" })
@@ -191,7 +180,6 @@ func (c *Client) readVM(ctx context.Context, vm *cluster.VM) error {
 	return cmp.Or(err, errState)
 }
 
-// readState fills in the current state.
 func (c *Client) readState(ctx context.Context, vm *cluster.VM) error {
 	s, err := c.vmStatus(ctx, *vm)
 	if err != nil {
@@ -234,18 +222,12 @@ type vmStatus struct {
 }
 
 func (c *Client) vmStatus(ctx context.Context, vm cluster.VM) (vmStatus, error) {
-	var s vmStatus
-	err := c.conn.Get(ctx, vmPath(vm, "status/current"), &s)
-	return s, err
+	return get[vmStatus](ctx, c.conn, vmPath(vm, "status/current"))
 }
 
 // vmPath is the path of a VM's resource below its host; what may be "".
 func vmPath(vm cluster.VM, what string) string {
-	path := fmt.Sprintf("/nodes/%s/qemu/%d", url.PathEscape(vm.Host), vm.ID)
-	if what == "" {
-		return path
-	}
-	return path + "/" + what
+	return strings.TrimSuffix(fmt.Sprintf("/nodes/%s/qemu/%d/%s", url.PathEscape(vm.Host), vm.ID, what), "/")
 }
 
 var noConfig = regexp.MustCompile(`Configuration file '[^']*' does not exist`)
@@ -256,33 +238,20 @@ func isNoConfig(err error) bool { return api.IsInternal(err, noConfig) }
 // Containers lists every container that the token may see, sorted by number. VMs and
 // containers share one range of numbers.
 func (c *Client) Containers(ctx context.Context) ([]cluster.Container, error) {
-	var rows []resource
-	if err := c.conn.Get(ctx, "/cluster/resources?type=vm", &rows); err != nil {
-		return nil, err
-	}
-	var out []cluster.Container
-	for _, r := range rows {
-		if r.Type == "lxc" {
-			out = append(out, cluster.Container{ID: cluster.VMID(r.VMID), Name: r.Name, Host: r.Node})
-		}
-	}
+	rows, err := get[[]resource](ctx, c.conn, guestList)
+	out := cluster.Each(cluster.Where(rows, func(r resource) bool { return r.Type == "lxc" }), func(r resource) cluster.Container {
+		return cluster.Container{ID: cluster.VMID(r.VMID), Name: r.Name, Host: r.Node}
+	})
 	slices.SortFunc(out, func(a, b cluster.Container) int { return cmp.Compare(a.ID, b.ID) })
-	return out, nil
+	return out, err
 }
 
 // snapshots lists the VM's snapshots by name. Proxmox's list ends with the current state, named "current".
 func (c *Client) snapshots(ctx context.Context, vm cluster.VM) ([]string, error) {
-	var rows []struct{ Name string }
-	if err := c.conn.Get(ctx, vmPath(vm, "snapshot"), &rows); err != nil {
-		return nil, err
-	}
-	var names []string
-	for _, r := range rows {
-		if r.Name != "current" {
-			names = append(names, r.Name)
-		}
-	}
-	return names, nil
+	type row struct{ Name string }
+	rows, err := get[[]row](ctx, c.conn, vmPath(vm, "snapshot"))
+	taken := cluster.Where(rows, func(r row) bool { return r.Name != "current" })
+	return cluster.Each(taken, func(r row) string { return r.Name }), err
 }
 
 // listLag bounds how far the cluster's list of VMs may lag: Proxmox renews it about every 10 s.
@@ -291,19 +260,16 @@ const listLag = 30 * time.Second
 // reading fills in one part of a VM whose host is known.
 type reading func(ctx context.Context, vm *cluster.VM) error
 
-// VM implements cluster.VMReader.
 func (c *Client) VM(ctx context.Context, id cluster.VMID) (cluster.VM, error) {
 	return c.findVM(ctx, id, c.readVM, isOn)
 }
 
-// VMConfig implements cluster.VMReader.
 func (c *Client) VMConfig(ctx context.Context, id cluster.VMID) (cluster.VM, error) {
 	vm, err := c.findVM(ctx, id, c.readConfig, nil)
 	vm.Running, vm.QMP, vm.HA = true, "", false
 	return vm, err
 }
 
-// VMState implements cluster.VMReader.
 func (c *Client) VMState(ctx context.Context, id cluster.VMID) (cluster.VMState, error) {
 	vm, err := c.findVM(ctx, id, c.readState, isOn)
 	return vm.State(), err
@@ -558,4 +524,177 @@ func (c *Client) listedBeside(ctx context.Context, id cluster.VMID, s sighting) 
 		c.seen.add(id, now)
 		return true
 	}
+}
+
+// rawConfig is a VM's configuration as the API returns it. Values are strings,
+// numbers or booleans, depending on the version.
+type rawConfig map[string]json.RawMessage
+
+// normalise turns every value into the string that Proxmox would accept back, and splits off the digest.
+func (r rawConfig) normalise() (config map[string]string, digest string, err error) {
+	config = make(map[string]string, len(r))
+	for key, raw := range r {
+		switch {
+		case len(raw) == 0 || bytes.Equal(raw, []byte("null")):
+		case raw[0] == '{' && (key == "cloudinit" || key == "special-sections"):
+			// The section [special:cloudinit] holds what the cloud-init drive was made from; the section fleecing
+			// holds the images of a backup. parse_vm_config of QemuServer.pm keeps them beside the settings, and
+			// load_current_config (pve-guest-common, AbstractConfig.pm) returns them.
+		case raw[0] == '{' || raw[0] == '[':
+			return nil, "", foreign.Error(fmt.Errorf("%s is neither a text nor a number: %s", key, raw))
+		case key == "digest":
+			digest = scalar(raw)
+		default:
+			config[key] = scalar(raw)
+		}
+	}
+	return config, digest, nil
+}
+
+// scalar is a JSON string's content, 1 or 0 for a boolean, and a number's digits as written.
+func scalar(raw json.RawMessage) string {
+	var s string
+	if json.Unmarshal(raw, &s) == nil {
+		return s
+	}
+	switch text := strings.TrimSpace(string(raw)); text {
+	case "true":
+		return "1"
+	case "false", "null":
+		return "0"
+	default:
+		return text
+	}
+}
+
+// toBool reads the API's booleans: 1, "1", true.
+func toBool(raw json.RawMessage) bool {
+	if len(raw) == 0 {
+		return false
+	}
+	s := scalar(raw)
+	return s != "" && s != "0"
+}
+
+// flexInt is an integer that Proxmox writes as a number or a string; null is 0.
+type flexInt int64
+
+func (n *flexInt) UnmarshalJSON(b []byte) error {
+	if bytes.Equal(b, []byte("null")) {
+		*n = 0
+		return nil
+	}
+	v, err := strconv.ParseInt(scalar(b), 10, 64)
+	*n = flexInt(v)
+	return err
+}
+
+type pendingRow struct {
+	Key     string          `json:"key"`
+	Value   json.RawMessage `json:"value"`
+	Pending json.RawMessage `json:"pending"`
+	Delete  json.RawMessage `json:"delete"`
+}
+
+// pendingKeys returns the keys whose change waits for the VM's next start, sorted.
+func pendingKeys(rows []pendingRow) []string {
+	waits := cluster.Where(rows, func(r pendingRow) bool { return len(r.Pending) > 0 || toBool(r.Delete) })
+	keys := cluster.Each(waits, func(r pendingRow) string { return r.Key })
+	slices.Sort(keys)
+	return keys
+}
+
+// mergePending returns a VM's configuration with its pending changes applied, as load_current_config does
+// (pve-guest-common, AbstractConfig.pm). As there, a key to be deleted stays if its value is "0". The digest is a row
+// like any other (GuestHelpers.pm, config_with_pending_array).
+func mergePending(rows []pendingRow) rawConfig {
+	config := make(rawConfig, len(rows))
+	for _, r := range rows {
+		value := r.Value
+		if len(r.Pending) > 0 {
+			value = r.Pending
+		}
+		if len(value) > 0 && !(toBool(r.Delete) && toBool(value)) {
+			config[r.Key] = value
+		}
+	}
+	return config
+}
+
+var diskKey = regexp.MustCompile(`^(?:scsi|virtio|sata|ide|efidisk|tpmstate|unused)\d+$`)
+
+// touchesDisk reports whether a change affects a drive. Allocating, detaching and
+// freeing may exceed the 30 s timeout of a synchronous request.
+func touchesDisk(set map[string]string, del []string) bool {
+	return slices.ContainsFunc(slices.AppendSeq(slices.Clone(del), maps.Keys(set)), diskKey.MatchString)
+}
+
+// allocation matches a drive's value that makes Proxmox allocate a volume: "fast:10", in GiB.
+var allocation = regexp.MustCompile(`^[^:,=]+:\d+(?:\.\d+)?$`)
+
+func volid(value string) string {
+	first, _, _ := strings.Cut(value, ",")
+	return strings.TrimPrefix(first, "file=")
+}
+
+func allocates(key, value string) bool {
+	return cluster.IsDiskKey(key) && allocation.MatchString(volid(value))
+}
+
+// sameValue reports whether a key holds the requested value in Proxmox's spelling: it reorders the options of drives
+// and network cards, adds sizes and MAC addresses, and sorts tags.
+func sameValue(key, want, now string) bool {
+	switch {
+	case want == now:
+		return true
+	case now == "":
+		return false
+	case key == "cipassword": // shown as asterisks
+		return true
+	case key == "tags":
+		return slices.Equal(sortedParts(want, isListMark), sortedParts(now, isListMark))
+	case key == "description":
+		return strings.TrimRight(want, " \t\r\n") == strings.TrimRight(now, " \t\r\n")
+	case allocates(key, want):
+		storage, _, _ := strings.Cut(volid(want), ":")
+		return strings.HasPrefix(volid(now), storage+":") && hasDriveOptions(want, now)
+	case cluster.IsDiskKey(key) && strings.HasSuffix(volid(want), ":cloudinit"):
+		d, err := cluster.ParseDisk(key, now)
+		return err == nil && d.CloudInit() && d.Storage()+":cloudinit" == volid(want) && hasDriveOptions(want, now)
+	case cluster.IsDiskKey(key):
+		return volid(want) == volid(now) && hasDriveOptions(want, now)
+	case strings.HasPrefix(key, "net"):
+		wantModel, nowModel := volid(want), volid(now)
+		return (strings.EqualFold(wantModel, nowModel) || strings.HasPrefix(nowModel, wantModel+"=")) && hasOptions(want, now)
+	}
+	return slices.Equal(sortedParts(want, isComma), sortedParts(now, isComma))
+}
+
+func hasOptions(want, now string) bool { return containsAll(optionsOf(want), optionsOf(now)) }
+
+// hasDriveOptions is hasOptions for drives. It ignores options that only control the allocation.
+func hasDriveOptions(want, now string) bool {
+	asked := slices.DeleteFunc(cluster.DriveOptions(optionsOf(want)), func(o string) bool {
+		name, _, _ := strings.Cut(o, "=")
+		return name == "format" || name == "import-from"
+	})
+	return containsAll(asked, cluster.DriveOptions(optionsOf(now)))
+}
+
+func optionsOf(value string) []string {
+	_, rest, _ := strings.Cut(value, ",")
+	return strings.FieldsFunc(rest, isComma)
+}
+
+func containsAll(want, have []string) bool {
+	return !slices.ContainsFunc(want, func(o string) bool { return !slices.Contains(have, o) })
+}
+
+func isComma(r rune) bool    { return r == ',' }
+func isListMark(r rune) bool { return strings.ContainsRune(",; ", r) }
+
+func sortedParts(s string, mark func(rune) bool) []string {
+	parts := strings.FieldsFunc(s, mark)
+	slices.Sort(parts)
+	return slices.Compact(parts)
 }

@@ -11,20 +11,33 @@ import (
 	"encoding/base64"
 	"errors"
 	"fmt"
+	"io"
+	"io/fs"
+	"iter"
 	"net"
 	"net/netip"
+	"path"
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
 
+	"github.com/cosi-project/runtime/api/v1alpha1"
+	"github.com/cosi-project/runtime/pkg/resource"
+	"github.com/cosi-project/runtime/pkg/resource/protobuf"
+	"github.com/cosi-project/runtime/pkg/safe"
+	"github.com/cosi-project/runtime/pkg/state"
 	talosx509 "github.com/siderolabs/crypto/x509"
+	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
 	"github.com/siderolabs/talos/pkg/machinery/client"
 	clientconfig "github.com/siderolabs/talos/pkg/machinery/client/config"
 	"github.com/siderolabs/talos/pkg/machinery/client/dialer"
 	"github.com/siderolabs/talos/pkg/machinery/constants"
+	"github.com/siderolabs/talos/pkg/machinery/resources/hardware"
+	"github.com/siderolabs/talos/pkg/machinery/resources/runtime"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -37,10 +50,8 @@ import (
 // defaultTimeout bounds one call of Client, including all its requests to one machine.
 const defaultTimeout = 15 * time.Second
 
-// DialFunc connects as net.Dialer.DialContext does.
 type DialFunc func(ctx context.Context, network, addr string) (net.Conn, error)
 
-// Options configure a client.
 type Options struct {
 	Talosconfig []byte
 	Context     string            // of the talosconfig; "": its current one
@@ -157,9 +168,7 @@ func checkExpiry(name string, expires time.Time) error {
 }
 
 // Close does nothing: every call closes its own connection.
-func (*Client) Close() error { return nil }
-
-// Context returns the name of the talosconfig's context.
+func (*Client) Close() error      { return nil }
 func (c *Client) Context() string { return c.config.Context }
 
 // Addrs returns the endpoints and nodes of the talosconfig that are addresses.
@@ -234,7 +243,6 @@ func (e silentError) Error() string {
 	return fmt.Sprintf("gave up: the machine was silent for too long (%s)", e.after)
 }
 
-// Is matches cluster.ErrNotNow.
 func (e silentError) Is(target error) bool { return target == cluster.ErrNotNow }
 
 // call talks to the machine at addr with the cluster's credentials.
@@ -272,6 +280,16 @@ func (c *Client) callPatient(parent context.Context, addr string, do func(contex
 		}
 	}
 	return c.with(ctx, addr, 0, func(ctx context.Context, s session) error { return do(ctx, s, wait) }, c.as)
+}
+
+// patiently is callPatient for the machine with that UUID; untouched says what was not done on another.
+func (c *Client) patiently(ctx context.Context, addr netip.Addr, uuid, untouched string, do func(context.Context, session, patience) error) error {
+	return c.callPatient(ctx, addr.String(), func(ctx context.Context, s session, wait patience) error {
+		if err := checkUUID(ctx, s, uuid, untouched); err != nil {
+			return err
+		}
+		return do(ctx, s, wait)
+	})
 }
 
 // callBlank talks to the machine at addr, without credentials on either side: the certificate of a machine in
@@ -328,6 +346,7 @@ func (c *Client) with(
 	}
 	err = do(ctx, session{Client: tc, blank: who.blank})
 	_ = tc.Close() // its answers have all been read
+	e, answered := errors.AsType[*answerError](err)
 	switch {
 	case err == nil:
 		return nil
@@ -337,15 +356,10 @@ func (c *Client) with(
 			err = explainSilence(err, addr)
 		}
 		return err
-	case ctx.Err() != nil, unconnected(err), limit > 0 && time.Since(start) >= limit: // the machine knows the deadline as well, and may be the first to end the call
+	case ctx.Err() != nil, answered && e.unconnected(), limit > 0 && time.Since(start) >= limit: // the machine knows the deadline as well, and may be the first to end the call
 		return explainSilence(fmt.Errorf("%s: gave up after %s: %w", addr, time.Since(start).Round(time.Second), err), addr)
 	}
 	return hinted(fmt.Errorf("%s: %w", addr, err))
-}
-
-func unconnected(err error) bool {
-	e, ok := errors.AsType[*answerError](err)
-	return ok && e.unconnected()
 }
 
 func explainSilence(err error, addr string) error {
@@ -518,4 +532,360 @@ func hinted(err error) error {
 func answeredWith(code codes.Code, err error) bool {
 	e, ok := errors.AsType[*answerError](err)
 	return ok && e.code == code
+}
+
+const (
+	// connectPause is the pause between two attempts to connect to an unreachable machine, which send nothing;
+	// connectTimeout bounds one attempt.
+	connectPause   = 100 * time.Millisecond
+	connectTimeout = time.Second
+	// retryPause is the pause between two attempts on a machine that accepts the connection and nothing more.
+	retryPause = time.Second
+	// followTime bounds one stream: after a power failure nothing else ends it.
+	followTime = time.Minute
+)
+
+// Standings of a machine other than the stages in which a machine stays.
+const (
+	unreachable = "away"
+	changing    = "busy" // between stages
+)
+
+func (c *Client) WatchMachine(ctx context.Context, addr netip.Addr, tell func(look bool)) error {
+	last := ""
+	become := func(status string) {
+		// The standing changing is news only for a machine that was unreachable.
+		tell(status != last && (status != changing || last == unreachable))
+		last = status
+	}
+	for ctx.Err() == nil {
+		pause := connectPause
+		if !c.canConnect(ctx, addr) {
+			become(unreachable)
+		} else {
+			if last == "" || last == unreachable {
+				become(changing)
+			}
+			accepted, broken := c.follow(ctx, addr, false, become)
+			if !accepted { // with our credentials
+				accepted, broken = c.follow(ctx, addr, true, become)
+			}
+			switch {
+			case !accepted:
+				pause = retryPause
+			case broken:
+				become(unreachable)
+			}
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(pause):
+		}
+	}
+	return ctx.Err()
+}
+
+// canConnect reports whether the machine's API accepts a connection.
+func (c *Client) canConnect(ctx context.Context, addr netip.Addr) bool {
+	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
+	defer cancel()
+	conn, err := c.dial(ctx, "tcp", net.JoinHostPort(addr.String(), strconv.Itoa(constants.ApidPort)))
+	if err != nil {
+		return false
+	}
+	_ = conn.Close() // nothing was sent
+	return true
+}
+
+// follow reports the machine's status for as long as the machine does. accepted says whether the machine accepted us,
+// and broken whether the machine ended the stream.
+func (c *Client) follow(ctx context.Context, addr netip.Addr, blank bool, become func(string)) (accepted, broken bool) {
+	ctx, cancel := context.WithTimeout(ctx, followTime)
+	defer cancel()
+	watch := func(ctx context.Context, s session) error {
+		events := make(chan state.Event)
+		if err := s.COSI.Watch(ctx, runtime.NewMachineStatus().Metadata(), events); err != nil {
+			return err
+		}
+		for {
+			select {
+			case <-ctx.Done():
+				return ctx.Err()
+			case e := <-events:
+				if e.Type == state.Errored {
+					broken = ctx.Err() == nil
+					return e.Error
+				}
+				accepted = true
+				become(statusOf(e))
+			}
+		}
+	}
+	if blank {
+		_ = c.callBlank(ctx, addr, watch) // the stream ended, or never began
+	} else {
+		_ = c.with(ctx, addr.String(), 0, watch, c.as)
+	}
+	return accepted, broken
+}
+
+// statusOf returns the part of a machine's status that is worth reporting: not each step of a boot.
+func statusOf(e state.Event) string {
+	status, ok := e.Resource.(*runtime.MachineStatus)
+	if !ok || e.Type == state.Destroyed {
+		return changing
+	}
+	spec := status.TypedSpec()
+	switch spec.Stage {
+	case runtime.MachineStageBooting, runtime.MachineStageInstalling, runtime.MachineStageUpgrading:
+		return changing
+	case runtime.MachineStageRunning:
+		if !spec.Status.Ready {
+			return changing
+		}
+	}
+	return fmt.Sprintf("%s %t", spec.Stage, spec.Status.Ready)
+}
+
+// get reads one resource; found is false if the machine does not have the resource, or if its Talos, older or newer,
+// does not know the kind.
+func get[T resource.Resource](ctx context.Context, s session, ptr resource.Pointer) (r T, found bool, err error) {
+	r, err = safe.StateGet[T](ctx, s.COSI, ptr)
+	switch {
+	case state.IsNotFoundError(err), unknownKind(err):
+		return r, false, nil
+	case err != nil:
+		return r, false, fmt.Errorf("read %s: %w", ptr.Type(), answer(err))
+	}
+	return r, true, nil
+}
+
+// list reads all resources of a kind; none if the machine does not know the kind.
+func list[T resource.Resource](ctx context.Context, s session, kind resource.Pointer) ([]T, error) {
+	rs, err := safe.StateList[T](ctx, s.COSI, kind)
+	switch {
+	case unknownKind(err):
+		return nil, nil
+	case err != nil:
+		return nil, fmt.Errorf("list %s: %w", kind.Type(), answer(err))
+	}
+	return slices.Collect(rs.All()), nil
+}
+
+func byID[T resource.Resource](all []T, id resource.ID) (r T, found bool) {
+	return cluster.Find(all, func(r T) bool { return r.Metadata().ID() == id })
+}
+
+// unknownKind reports whether the machine's Talos does not know the kind of resource. Talos then answers as for a
+// missing permission (internal/app/resources/access.go).
+func unknownKind(err error) bool {
+	st := client.Status(err)
+	return st != nil && st.Code() == codes.PermissionDenied &&
+		strings.HasPrefix(st.Message(), `resource type "`) && strings.HasSuffix(st.Message(), `" is not supported`)
+}
+
+// wireSpec returns the specification of a resource that was not decoded.
+func wireSpec(r resource.Resource) (*v1alpha1.Spec, error) {
+	wire, ok := r.(*protobuf.Resource)
+	if !ok {
+		return nil, fmt.Errorf("unexpected type %T", r)
+	}
+	message, err := wire.Marshal()
+	if err != nil {
+		return nil, errors.New("the message can't be read")
+	}
+	return message.GetSpec(), nil
+}
+
+// maxFile exceeds any file that is read from a machine.
+const maxFile = 1 << 20
+
+func file(ctx context.Context, s session, path string) (content []byte, err error) {
+	defer func() {
+		if err != nil {
+			err = fmt.Errorf("read %s: %w", path, answer(err))
+		}
+	}()
+	r, err := s.Read(ctx, path)
+	if err != nil {
+		return nil, err
+	}
+	content, err = io.ReadAll(io.LimitReader(r, maxFile+1))
+	if err == nil && len(content) > maxFile {
+		err = errors.New("the file is too long")
+	}
+	_ = r.Close() // ending early is not an error
+	return content, err
+}
+
+// session is a connection to one machine. recast never re-establishes a session: all reads through it come from the
+// same boot of the same machine.
+type session struct {
+	*client.Client
+	blank bool // in maintenance mode: no credentials, no secrets
+	// fingerprint is the fingerprint of the machine's certificate; nil unless the machine is blank.
+	fingerprint *atomic.Pointer[string]
+}
+
+// inParallel runs all reads and returns the first error in the order of the reads, because which read fails first is
+// random.
+func inParallel(reads ...func() error) error {
+	errs := make([]error, len(reads))
+	var all sync.WaitGroup
+	for i, read := range reads {
+		all.Go(func() { errs[i] = read() })
+	}
+	all.Wait()
+	return cmp.Or(errs...)
+}
+
+// getting is get for inParallel; use is called if the machine has the resource.
+func getting[T resource.Resource](ctx context.Context, s session, ptr resource.Pointer, use func(T)) func() error {
+	return func() error {
+		r, found, err := get[T](ctx, s, ptr)
+		if found {
+			use(r)
+		}
+		return err
+	}
+}
+
+// filling is a read of the fields of a value that come from one resource, if the machine has the resource.
+func filling[M any, T resource.Resource](ptr resource.Pointer, use func(*M, T)) func(context.Context, session, *M) error {
+	return func(ctx context.Context, s session, m *M) error {
+		return getting(ctx, s, ptr, func(r T) { use(m, r) })()
+	}
+}
+
+func listing[T resource.Resource](ctx context.Context, s session, kind resource.Pointer, into *[]T) func() error {
+	return func() (err error) {
+		*into, err = list[T](ctx, s, kind)
+		return err
+	}
+}
+
+// single returns the only answer, which comes from the machine that was asked. The text of asked begins the errors.
+func single[R interface{ GetMessages() []T }, T any](asked string, answers R, err error) (one T, _ error) {
+	if err != nil {
+		return one, fmt.Errorf("%s: %w", asked, answer(err))
+	}
+	all := answers.GetMessages()
+	if len(all) != 1 {
+		return one, fmt.Errorf("%s: %d machines answered instead of one", asked, len(all))
+	}
+	return all[0], nil
+}
+
+// readUUID reads the SMBIOS UUID, lower-case.
+func readUUID(ctx context.Context, s session) (string, error) {
+	system, found, err := get[*hardware.SystemInformation](ctx, s, hardware.NewSystemInformation(hardware.SystemInformationID).Metadata())
+	if err != nil || !found {
+		return "", err
+	}
+	return strings.ToLower(system.TypedSpec().UUID), nil
+}
+
+// fileSilence is how long a machine may stay silent while it sends or lists files.
+const fileSilence = 30 * time.Second
+
+// Files opens the files of the machine at addr, over one connection.
+func (c *Client) Files(
+	ctx context.Context, addr netip.Addr, uuid string, look func(context.Context, cluster.MachineFiles) error,
+) error {
+	return c.patiently(ctx, addr, uuid, "none of its files was read", func(ctx context.Context, s session, wait patience) error {
+		wait(fileSilence)
+		return look(ctx, machineFiles{s, wait})
+	})
+}
+
+type machineFiles struct {
+	session
+	wait patience
+}
+
+var _ cluster.MachineFiles = machineFiles{}
+
+// List lists the contents of a directory, without the directory itself.
+func (m machineFiles) List(ctx context.Context, dir string, deep bool, each func(cluster.MachineFile) error) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel() // ends a stream that is not read to its end
+	for f, err := range received(m.LS(ctx, &machineapi.ListRequest{Root: dir, Recurse: deep})) {
+		if err != nil {
+			return fmt.Errorf("list %s: %w", dir, missing(err))
+		}
+		m.wait(fileSilence)
+		if text := f.GetError(); text != "" {
+			return fmt.Errorf("list %s: %s", dir, foreign.Line(text))
+		}
+		if f.GetRelativeName() == "." {
+			continue
+		}
+		if err := each(cluster.MachineFile{
+			// The full name has the links in dir resolved.
+			Path: path.Join(dir, f.GetRelativeName()), Mode: fs.FileMode(f.GetMode()), SizeBytes: f.GetSize(), Link: f.GetLink(),
+		}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// received yields the messages of a stream until its end, or its error.
+func received[T any](stream grpc.ServerStreamingClient[T], err error) iter.Seq2[*T, error] {
+	return func(yield func(*T, error) bool) {
+		if err != nil {
+			yield(nil, err)
+			return
+		}
+		for {
+			message, err := stream.Recv()
+			if errors.Is(err, io.EOF) || !yield(message, err) || err != nil {
+				return
+			}
+		}
+	}
+}
+
+// missing turns a machine's error about a missing directory into cluster.ErrNotFound. The error has no code of its
+// own, only the kernel's message.
+func missing(err error) error {
+	err = answer(err)
+	e, ok := errors.AsType[*answerError](err)
+	if ok && e.code == codes.Unknown && strings.HasSuffix(e.text, ": no such file or directory") {
+		return fmt.Errorf("%w: %w", cluster.ErrNotFound, err)
+	}
+	return err
+}
+
+// Read reads a file of a known size. A machine that fails to read on ends the stream as if the file had ended
+// (pkg/chunker/stream of Talos). A machine that sends too much is cut off.
+func (m machineFiles) Read(ctx context.Context, name string, sizeBytes int64, w io.Writer) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	read := int64(0)
+	for data, err := range received(m.MachineClient.Read(ctx, &machineapi.ReadRequest{Path: name})) {
+		if err != nil {
+			return fmt.Errorf("read %s: %w", name, unreadable(err))
+		}
+		m.wait(fileSilence)
+		if read += int64(len(data.GetBytes())); read > sizeBytes {
+			return fmt.Errorf("read %s: it is longer than the %d bytes listed", name, sizeBytes)
+		}
+		if _, err := w.Write(data.GetBytes()); err != nil {
+			return fmt.Errorf("read %s: %w", name, err)
+		}
+	}
+	if read < sizeBytes {
+		return fmt.Errorf("read %s: it ended after %d of %d bytes", name, read, sizeBytes)
+	}
+	return nil
+}
+
+// unreadable names the role that reading files requires, if it is missing.
+func unreadable(err error) error {
+	err = answer(err)
+	if answeredWith(codes.PermissionDenied, err) {
+		return fmt.Errorf("it takes a talosconfig with the role os:admin to read a node's files: %w", err)
+	}
+	return err
 }

@@ -25,7 +25,6 @@ import (
 	"github.com/recast-sh/recast/internal/redact"
 )
 
-// document is one YAML document of a machine configuration.
 type document struct {
 	raw  []byte     // including the line "---" that begins it
 	node *yaml.Node // nil if the document is empty or only comments
@@ -307,11 +306,10 @@ func checkVersion(docs []*document, p cluster.ConfigPatch) error {
 	if len(names) == 0 {
 		return nil
 	}
-	var newer []string
 	releases := slices.SortedFunc(maps.Keys(names), semver.Compare)
-	for _, release := range releases {
-		newer = append(newer, strings.Join(names[release], ", ")+" came with "+release)
-	}
+	newer := cluster.Each(releases, func(release string) string {
+		return strings.Join(names[release], ", ") + " came with " + release
+	})
 	needs := releases[len(releases)-1]
 	return fault.WithHint(fault.MachineConfig.Refusedf("Talos %s would refuse it: %s", p.Talos, strings.Join(newer, "; ")),
 		"a configuration for Talos %s does not work on an older one: set talos.version to %s or later, or give the node its own configuration (talos.machineConfigs)", needs, needs)

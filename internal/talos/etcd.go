@@ -40,10 +40,9 @@ func etcdMembers(ctx context.Context, s session) ([]cluster.EtcdMember, error) {
 	if err != nil {
 		return nil, err
 	}
-	var out []cluster.EtcdMember
-	for _, m := range list.GetMembers() {
-		out = append(out, cluster.EtcdMember{ID: m.GetId(), Name: m.GetHostname(), Peers: m.GetPeerUrls(), Learner: m.GetIsLearner()})
-	}
+	out := cluster.Each(list.GetMembers(), func(m *machineapi.EtcdMember) cluster.EtcdMember {
+		return cluster.EtcdMember{ID: m.GetId(), Name: m.GetHostname(), Peers: m.GetPeerUrls(), Learner: m.GetIsLearner()}
+	})
 	slices.SortFunc(out, func(a, b cluster.EtcdMember) int {
 		return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.ID, b.ID))
 	})
@@ -68,10 +67,7 @@ func etcdStatus(ctx context.Context, s session) (cluster.EtcdStatus, error) {
 	}
 	st := cluster.EtcdStatus{
 		MemberID: m.GetMemberId(), Leader: m.GetLeader(), Learner: m.GetIsLearner(),
-		Version: m.GetProtocolVersion(), DBBytes: m.GetDbSize(),
-	}
-	for _, text := range m.GetErrors() {
-		st.Errors = append(st.Errors, foreign.Line(text))
+		Version: m.GetProtocolVersion(), DBBytes: m.GetDbSize(), Errors: cluster.Each(m.GetErrors(), foreign.Line),
 	}
 	// Alarms go through raft, and learners serve next to nothing (etcd
 	// server/etcdserver/v3_server.go, api/v3rpc/interceptor.go).
@@ -101,13 +97,8 @@ func etcdAlarms(ctx context.Context, s session) (out []string, corrupt bool, err
 		return nil, false, err
 	}
 	for _, a := range one.GetMemberAlarms() {
-		name := fmt.Sprintf("%x", a.GetMemberId())
-		for _, m := range members {
-			if m.ID == a.GetMemberId() && m.Name != "" {
-				name = m.Name
-			}
-		}
-		out = append(out, fmt.Sprintf("alarm %s on member %s", a.GetAlarm(), name))
+		member, _ := cluster.Find(members, func(m cluster.EtcdMember) bool { return m.ID == a.GetMemberId() })
+		out = append(out, fmt.Sprintf("alarm %s on member %s", a.GetAlarm(), cmp.Or(member.Name, fmt.Sprintf("%x", a.GetMemberId()))))
 		corrupt = corrupt || a.GetAlarm() == machineapi.EtcdMemberAlarm_CORRUPT
 	}
 	return out, corrupt, nil
@@ -216,21 +207,18 @@ func requireEtcdRuns(ctx context.Context, s session, addr string) error {
 		"and the first one of a new cluster begins with talosctl bootstrap", addr, addr)
 }
 
-// errNoEtcd says that a machine has no service etcd.
 var errNoEtcd = errors.New("list the services: there is no etcd")
 
-// etcdService returns the state of the service and its last event.
 func etcdService(ctx context.Context, s session) (state, last string, err error) {
 	answers, err := s.ServiceList(ctx)
 	one, err := single("list the services", answers, err)
 	if err != nil {
 		return "", "", err
 	}
-	i := slices.IndexFunc(one.GetServices(), func(svc *machineapi.ServiceInfo) bool { return svc.GetId() == "etcd" })
-	if i < 0 {
+	svc, found := cluster.Find(one.GetServices(), func(svc *machineapi.ServiceInfo) bool { return svc.GetId() == "etcd" })
+	if !found {
 		return "", "", errNoEtcd
 	}
-	svc := one.GetServices()[i]
 	if events := svc.GetEvents().GetEvents(); len(events) > 0 {
 		last = foreign.Line(events[len(events)-1].GetMsg())
 	}
@@ -242,7 +230,6 @@ const (
 	snapshotPiece    = 32 << 10
 )
 
-// EtcdService returns the state of Talos' service etcd and its last event.
 func (c *Client) EtcdService(ctx context.Context, addr netip.Addr) (state, last string, err error) {
 	err = c.call(ctx, addr.String(), func(ctx context.Context, s session) error {
 		state, last, err = etcdService(ctx, s)
@@ -255,10 +242,7 @@ func (c *Client) EtcdService(ctx context.Context, addr netip.Addr) (state, last 
 // Talos keeps a truncated upload; when a truncated upload ends, Talos may remove a later upload there
 // (v1alpha1_server.go, EtcdRecover).
 func (c *Client) EtcdRecover(ctx context.Context, addr netip.Addr, uuid string, snapshot io.Reader) error {
-	return c.callPatient(ctx, addr.String(), func(ctx context.Context, s session, wait patience) error {
-		if err := checkUUID(ctx, s, uuid, "nothing was done"); err != nil {
-			return err
-		}
+	return c.patiently(ctx, addr, uuid, "nothing was done", func(ctx context.Context, s session, wait patience) error {
 		wait(snapshotSilence)
 		stream, err := s.MachineClient.EtcdRecover(ctx)
 		if err != nil {

@@ -7,10 +7,16 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
+	"net"
 	"net/netip"
 	"net/url"
 	"slices"
+	"strconv"
 	"strings"
+	"sync"
+	"syscall"
+	"time"
 	"unicode/utf16"
 	"unicode/utf8"
 
@@ -20,18 +26,22 @@ import (
 	"github.com/siderolabs/talos/pkg/machinery/client"
 	"github.com/siderolabs/talos/pkg/machinery/config/machine"
 	"github.com/siderolabs/talos/pkg/machinery/constants"
+	"github.com/siderolabs/talos/pkg/machinery/nethelpers"
+	clusterres "github.com/siderolabs/talos/pkg/machinery/resources/cluster"
 	"github.com/siderolabs/talos/pkg/machinery/resources/config"
 	"github.com/siderolabs/talos/pkg/machinery/resources/k8s"
 	"github.com/siderolabs/talos/pkg/machinery/resources/network"
 	"github.com/siderolabs/talos/pkg/machinery/resources/runtime"
+	"go.yaml.in/yaml/v4"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/proto"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/observe"
+	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/foreign"
 )
 
-// ReadParts implements cluster.PartReader.
 func (c *Client) ReadParts(ctx context.Context, addr netip.Addr, parts cluster.MachineParts) (cluster.Machine, error) {
 	return ask(ctx, c, addr, func(ctx context.Context, s session) (cluster.Machine, error) { return readParts(ctx, s, parts) })
 }
@@ -61,9 +71,15 @@ var readings = []struct {
 	{cluster.VersionPart, readVersion},
 	{cluster.StandingPart, readStatus},
 	{cluster.UUIDPart, readHardware},
-	{cluster.NodenamePart, readNodename},
-	{cluster.HostnamePart, readHostname},
-	{cluster.TypePart, readType},
+	{cluster.NodenamePart, filling(k8s.NewNodename(k8s.NamespaceName, k8s.NodenameID).Metadata(), func(m *cluster.Machine, node *k8s.Nodename) {
+		m.Nodename = node.TypedSpec().Nodename
+	})},
+	{cluster.HostnamePart, filling(network.NewHostnameStatus(network.NamespaceName, network.HostnameID).Metadata(), func(m *cluster.Machine, host *network.HostnameStatus) {
+		m.Hostname = host.TypedSpec().Hostname
+	})},
+	{cluster.TypePart, filling(config.NewMachineType().Metadata(), func(m *cluster.Machine, kind *config.MachineType) {
+		m.ControlPlane, m.TypeInit = kind.MachineType().IsControlPlane(), kind.MachineType() == machine.TypeInit
+	})},
 	{cluster.SystemPart, readSecurity},
 	{cluster.SystemPart, readBootedEntry},
 	{cluster.SystemPart, readNextBoot},
@@ -118,30 +134,9 @@ func readHardware(ctx context.Context, s session, m *cluster.Machine) (err error
 	return err
 }
 
-func readNodename(ctx context.Context, s session, m *cluster.Machine) error {
-	return getting(ctx, s, k8s.NewNodename(k8s.NamespaceName, k8s.NodenameID).Metadata(), func(node *k8s.Nodename) {
-		m.Nodename = node.TypedSpec().Nodename
-	})()
-}
-
-func readHostname(ctx context.Context, s session, m *cluster.Machine) error {
-	return getting(ctx, s, network.NewHostnameStatus(network.NamespaceName, network.HostnameID).Metadata(), func(host *network.HostnameStatus) {
-		m.Hostname = host.TypedSpec().Hostname
-	})()
-}
-
-func readType(ctx context.Context, s session, m *cluster.Machine) error {
-	return getting(ctx, s, config.NewMachineType().Metadata(), func(kind *config.MachineType) {
-		m.ControlPlane = kind.MachineType().IsControlPlane()
-		m.TypeInit = kind.MachineType() == machine.TypeInit
-	})()
-}
-
-func readSecurity(ctx context.Context, s session, m *cluster.Machine) error {
-	return getting(ctx, s, runtime.NewSecurityStateSpec(runtime.NamespaceName).Metadata(), func(security *runtime.SecurityState) {
-		m.SecureBoot = new(security.TypedSpec().SecureBoot)
-	})()
-}
+var readSecurity = filling(runtime.NewSecurityStateSpec(runtime.NamespaceName).Metadata(), func(m *cluster.Machine, security *runtime.SecurityState) {
+	m.SecureBoot = new(security.TypedSpec().SecureBoot)
+})
 
 const bootIDFile = "/proc/sys/kernel/random/boot_id"
 
@@ -378,7 +373,6 @@ func configArgs(cmdline string) []string {
 	return out
 }
 
-// errNoConfig says that a machine has no configuration.
 var errNoConfig = errors.New("it has no configuration")
 
 // MachineConfig reads the machine's whole configuration, with exactly the bytes that are stored for the next boot.
@@ -387,7 +381,6 @@ func (c *Client) MachineConfig(ctx context.Context, addr netip.Addr) (cluster.Se
 	return configs.Stored, err
 }
 
-// MachineConfigs implements cluster.ConfigReader.
 func (c *Client) MachineConfigs(ctx context.Context, addr netip.Addr) (cluster.Configs, error) {
 	return ask(ctx, c, addr, readConfigs)
 }
@@ -417,7 +410,6 @@ func readConfigs(ctx context.Context, s session) (c cluster.Configs, err error) 
 	return c, nil
 }
 
-// InstallImage implements cluster.ConfigReader.
 func (c *Client) InstallImage(ctx context.Context, addr netip.Addr) (string, error) {
 	m, err := c.ReadParts(ctx, addr, cluster.ConfigPart)
 	return m.InstallImage, err
@@ -438,4 +430,307 @@ func configIn(r resource.Resource) (cluster.Secret, error) {
 		return nil, errors.New("it is empty")
 	}
 	return spec.GetYamlMarshalled(), nil
+}
+
+type networkFacts struct {
+	statuses  []*network.AddressStatus
+	specs     []*network.AddressSpec
+	links     []*network.LinkStatus
+	operators []*network.OperatorSpec
+	routes    []*network.RouteStatus
+}
+
+// readAddresses reads the machine's addresses, each with its source. The layer belongs to the address in force: a
+// lower layer may have the same address (controllers/network/address_merge.go).
+func readAddresses(ctx context.Context, s session, m *cluster.Machine) error {
+	var f networkFacts
+	err := inParallel(
+		listing(ctx, s, network.NewAddressStatus(network.NamespaceName, "").Metadata(), &f.statuses),
+		listing(ctx, s, network.NewAddressSpec(network.NamespaceName, "").Metadata(), &f.specs),
+		listing(ctx, s, network.NewLinkStatus(network.NamespaceName, "").Metadata(), &f.links),
+		listing(ctx, s, network.NewOperatorSpec(network.NamespaceName, "").Metadata(), &f.operators),
+		listing(ctx, s, network.NewRouteStatus(network.NamespaceName, "").Metadata(), &f.routes),
+	)
+	if err == nil {
+		m.Addresses = f.addresses()
+	}
+	return err
+}
+
+func (f networkFacts) addresses() []cluster.MachineAddress {
+	var all []cluster.MachineAddress
+	for _, status := range f.statuses {
+		spec := status.TypedSpec()
+		a := cluster.MachineAddress{Prefix: spec.Address, Link: spec.LinkName, Layer: f.layer(spec.Address)}
+		f.describeLink(&a)
+		if a.Layer == cluster.LayerOperator {
+			a.Lease = f.lease(a)
+		}
+		for _, route := range f.routes {
+			r := route.TypedSpec()
+			if r.OutLinkName == a.Link && r.Destination.Bits() <= 0 && r.Gateway.IsValid() && r.Gateway.Is6() == a.Prefix.Addr().Is6() && r.Table == nethelpers.TableMain {
+				a.Gateway = r.Gateway
+			}
+		}
+		all = append(all, a)
+	}
+	return all
+}
+
+// layer returns the layer of the configuration that requested an address; cluster.LayerKernel if Talos did not
+// request the address.
+func (f networkFacts) layer(address netip.Prefix) cluster.AddressLayer {
+	for _, spec := range f.specs {
+		if spec.TypedSpec().Address == address {
+			return cluster.AddressLayer(spec.TypedSpec().ConfigLayer.String())
+		}
+	}
+	return cluster.LayerKernel
+}
+
+func (f networkFacts) describeLink(a *cluster.MachineAddress) {
+	a.Kind = "unknown"
+	for _, link := range f.links {
+		l := link.TypedSpec()
+		if link.Metadata().ID() != a.Link {
+			continue
+		}
+		mac := l.PermanentAddr
+		if len(mac) == 0 {
+			mac = l.HardwareAddr
+		}
+		a.MAC, a.Kind = net.HardwareAddr(mac).String(), l.Kind
+		if !l.Physical() && l.Kind == "" {
+			a.Kind = l.Type.String()
+		}
+	}
+}
+
+// lease returns the operator that obtained an address of a link.
+func (f networkFacts) lease(a cluster.MachineAddress) (lease cluster.AddressLease) {
+	for _, operator := range f.operators {
+		o := operator.TypedSpec()
+		switch {
+		case o.LinkName != a.Link:
+		case o.Operator == network.OperatorVIP && o.VIP.IP == a.Prefix.Addr():
+			return cluster.AddressLease{Operator: "vip"}
+		case o.Operator == network.OperatorDHCP4 && a.Prefix.Addr().Is4():
+			lease = cluster.AddressLease{Operator: "dhcp4", DUID: o.DHCP4.ClientIdentifier.ClientIdentifier == nethelpers.ClientIdentifierDUID}
+		case o.Operator == network.OperatorDHCP6 && a.Prefix.Addr().Is6():
+			lease = cluster.AddressLease{Operator: "dhcp6"}
+		}
+	}
+	return lease
+}
+
+// Members asks the talosconfig's endpoints for the members, one endpoint after the other until one answers.
+func (c *Client) Members(ctx context.Context) ([]cluster.Member, error) {
+	var problems []error
+	for _, endpoint := range c.endpoints {
+		var members []cluster.Member
+		err := c.call(ctx, endpoint, func(ctx context.Context, s session) (err error) {
+			members, err = readMembers(ctx, s)
+			return err
+		})
+		if err == nil {
+			return members, nil
+		}
+		problems = append(problems, err)
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	return nil, fmt.Errorf("no endpoint of the talosconfig answers: %w", errors.Join(problems...))
+}
+
+// readMembers reads the cluster's members. It takes a machine's node name from the resource's ID: the hostname in the
+// resource includes a domain if the machine knows a domain, even from DHCP alone (controllers/cluster/member.go,
+// local_affiliate.go).
+func readMembers(ctx context.Context, s session) ([]cluster.Member, error) {
+	all, err := list[*clusterres.Member](ctx, s, clusterres.NewMember(clusterres.NamespaceName, "").Metadata())
+	if err != nil {
+		return nil, err
+	}
+	var out []cluster.Member
+	for _, m := range all {
+		spec := m.TypedSpec()
+		out = append(out, cluster.Member{
+			Nodename: m.Metadata().ID(), NodeID: spec.NodeID, Addresses: spec.Addresses, ControlPlane: spec.MachineType.IsControlPlane(),
+		})
+	}
+	slices.SortFunc(out, func(a, b cluster.Member) int {
+		return cmp.Or(cmp.Compare(a.Nodename, b.Nodename), cmp.Compare(a.NodeID, b.NodeID))
+	})
+	return out, nil
+}
+
+func (c *Client) SilentResolvers(ctx context.Context, addr netip.Addr) ([]string, error) {
+	return ask(ctx, c, addr, readSilentResolvers)
+}
+
+// readSilentResolvers asks the host DNS cache, whose servers the machine checks with each read (dns_upstream.go in
+// machinery). A machine without that cache reports nothing about its servers.
+func readSilentResolvers(ctx context.Context, s session) ([]string, error) {
+	kind := resource.NewMetadata(network.NamespaceName, network.DNSUpstreamType, "", resource.VersionUndefined)
+	// The spec is YAML only: the library's own type is a connection, which can't be read.
+	rs, err := s.COSI.List(ctx, kind, state.WithListUnmarshalOptions(state.WithSkipProtobufUnmarshal()))
+	switch {
+	case unknownKind(err):
+		return nil, nil
+	case err != nil:
+		return nil, fmt.Errorf("list %s: %w", kind.Type(), answer(err))
+	}
+	var silent []string
+	for _, r := range rs.Items {
+		wire, err := wireSpec(r)
+		if err != nil {
+			return nil, fmt.Errorf("list %s: %w", kind.Type(), err)
+		}
+		var server struct {
+			Addr    string `yaml:"addr"`
+			Healthy string `yaml:"healthy"` // "true" or "false"
+		}
+		if err := yaml.Unmarshal([]byte(wire.GetYamlSpec()), &server); err != nil {
+			return nil, fmt.Errorf("list %s: %w", kind.Type(), err)
+		}
+		if server.Healthy == "true" {
+			return nil, nil
+		}
+		silent = append(silent, server.Addr)
+	}
+	return silent, nil
+}
+
+// probePorts are the ports that recast tries to see whether an address is in use: those of Talos, Kubernetes,
+// Proxmox, SSH and HTTPS. A machine that drops packets to other ports may serve one of these.
+var probePorts = []string{"50000", "6443", "8006", "22", "443"}
+
+// probeTimeout is how long an address must stay silent: longer than ARP's 3 s.
+const probeTimeout = 5 * time.Second
+
+// Taken implements cluster.Maintenance. An address counts as free only if it stays silent or the network reports it
+// unreachable; the report of a proxy does not count.
+func (c *Client) Taken(ctx context.Context, addr netip.Addr) (by string, err error) {
+	if slices.ContainsFunc(c.endpoints, func(e string) bool { return hostOf(e) == addr.String() }) {
+		return "an endpoint of the talosconfig", nil
+	}
+	answers, errs := make([]string, len(probePorts)), make([]error, len(probePorts))
+	var probes sync.WaitGroup
+	for i, port := range probePorts {
+		probes.Go(func() { answers[i], errs[i] = c.answers(ctx, net.JoinHostPort(addr.String(), port)) })
+	}
+	probes.Wait()
+	if i := slices.IndexFunc(answers, func(s string) bool { return s != "" }); i >= 0 {
+		return answers[i], nil
+	}
+	if err := errors.Join(errs...); err != nil {
+		return "", fault.WithHint(fmt.Errorf("check whether %s is in use: %w", addr, err), "recast has to reach that network itself, without a proxy, to see that an address of it is free")
+	}
+	return "", nil
+}
+
+// answers describes what answers at host:port; "" if nothing does.
+func (c *Client) answers(ctx context.Context, at string) (string, error) {
+	short, cancel := context.WithTimeout(ctx, probeTimeout)
+	defer cancel()
+	conn, err := c.dial(short, "tcp", at)
+	if err == nil {
+		_ = conn.Close() // nothing was sent
+		return "a host that answers at " + at, nil
+	}
+	failed, ok := errors.AsType[*net.OpError](err)
+	switch {
+	case ctx.Err() != nil:
+		return "", context.Cause(ctx)
+	case !ok || failed.Op != "dial" || failed.Addr == nil || failed.Addr.String() != at: // perhaps the error of a proxy
+		return "", err
+	case errors.Is(err, syscall.ECONNREFUSED), errors.Is(err, syscall.ECONNRESET):
+		return "a host that refuses connections to " + at, nil
+	case failed.Timeout(), errors.Is(err, syscall.EHOSTUNREACH):
+		return "", nil
+	}
+	return "", err
+}
+
+func hostOf(endpoint string) string {
+	if host, _, err := net.SplitHostPort(endpoint); err == nil {
+		return host
+	}
+	return strings.Trim(endpoint, "[]")
+}
+
+// Claims reads what the machine at addr reports about its running image. A reader's role suffices; what requires an
+// admin is omitted.
+func (c *Client) Claims(ctx context.Context, addr netip.Addr, uuid string) (observe.Claims, error) {
+	return ask(ctx, c, addr, func(ctx context.Context, s session) (claims observe.Claims, err error) {
+		if err = checkUUID(ctx, s, uuid, "what it says was not read"); err == nil {
+			err = readEach(ctx, s, &claims, claimVersion, claimLayers, claimFactory, claimBoot, claimCmdline)
+		}
+		return claims, err
+	})
+}
+
+func claimVersion(ctx context.Context, s session, c *observe.Claims) error {
+	var m cluster.Machine
+	err := readVersion(ctx, s, &m)
+	c.TalosVersion, c.Arch, c.Platform = m.TalosVersion, m.Arch, m.Platform
+	return err
+}
+
+func claimLayers(ctx context.Context, s session, c *observe.Claims) error {
+	all, err := list[*runtime.ExtensionStatus](ctx, s, runtime.NewExtensionStatus(runtime.NamespaceName, "").Metadata())
+	if err != nil {
+		return err
+	}
+	// The IDs are the layers' numbers ("10" comes after "9"), except for imager's own last layer, which has a name.
+	slices.SortStableFunc(all, func(a, b *runtime.ExtensionStatus) int {
+		return cmp.Or(cmp.Compare(layerNumber(a), layerNumber(b)), cmp.Compare(a.Metadata().ID(), b.Metadata().ID()))
+	})
+	for _, e := range all {
+		about := e.TypedSpec().Metadata
+		c.Layers = append(c.Layers, observe.ExtensionLayer{Name: about.Name, Version: about.Version, Author: about.Author, ExtraInfo: about.ExtraInfo})
+	}
+	return nil
+}
+
+func layerNumber(e *runtime.ExtensionStatus) int {
+	n, err := strconv.Atoi(e.Metadata().ID())
+	if err != nil {
+		return math.MaxInt
+	}
+	return n
+}
+
+var claimFactory = filling(runtime.NewImageFactorySchematic(runtime.NamespaceName, runtime.ImageFactorySchematicID).Metadata(), func(c *observe.Claims, f *runtime.ImageFactorySchematic) {
+	c.Factory = &observe.FactoryClaim{SchematicID: f.TypedSpec().SchematicID, Flavor: f.TypedSpec().Flavor, URL: f.TypedSpec().APIURL}
+})
+
+func claimBoot(ctx context.Context, s session, c *observe.Claims) error {
+	var m cluster.Machine
+	err := inParallel(
+		getting(ctx, s, runtime.NewBootedEntrySpec().Metadata(), func(entry *runtime.BootedEntry) {
+			c.Booted.Entry = strings.ToLower(entry.TypedSpec().BootedEntry)
+		}),
+		getting(ctx, s, runtime.NewSecurityStateSpec(runtime.NamespaceName).Metadata(), func(security *runtime.SecurityState) {
+			c.Booted.UKI, c.Booted.SecureBoot = new(security.TypedSpec().BootedWithUKI), security.TypedSpec().SecureBoot
+		}),
+		func() error { return readNextBoot(ctx, s, &m) },
+	)
+	c.Booted.Next = m.NextBoot
+	return err
+}
+
+// lockArg is the kernel argument that carries a lock hash.
+const lockArg = "recast.lock="
+
+// claimCmdline keeps only recast's own argument of the command line: the other arguments may contain tokens.
+func claimCmdline(ctx context.Context, s session, c *observe.Claims) error {
+	text, known, err := cmdline(ctx, s)
+	c.Booted.Cmdline = known
+	for arg := range strings.FieldsSeq(text) {
+		if hash, ours := strings.CutPrefix(strings.Trim(arg, `"`), lockArg); ours {
+			c.Booted.Locks = append(c.Booted.Locks, hash)
+		}
+	}
+	return err
 }

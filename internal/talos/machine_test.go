@@ -1,22 +1,38 @@
 package talos
 
 import (
+	"bytes"
+	"context"
 	"encoding/binary"
+	"fmt"
+	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 	"unicode/utf16"
 
 	"github.com/cosi-project/runtime/pkg/resource"
 	"github.com/cosi-project/runtime/pkg/state"
 	"github.com/cosi-project/runtime/pkg/state/impl/inmem"
 	"github.com/cosi-project/runtime/pkg/state/impl/namespaced"
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/siderolabs/talos/pkg/machinery/client"
 	"github.com/siderolabs/talos/pkg/machinery/resources/runtime"
+	"github.com/siderolabs/talos/pkg/machinery/role"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/observe"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/artefact"
 	"github.com/recast-sh/recast/internal/sim/must"
+	"github.com/recast-sh/recast/internal/sim/network"
+	"github.com/recast-sh/recast/internal/sim/record"
+	"github.com/recast-sh/recast/internal/sim/talosapi"
+	"github.com/recast-sh/recast/internal/sim/world"
 )
 
 func TestEncryption(t *testing.T) {
@@ -59,9 +75,8 @@ func TestEncryption(t *testing.T) {
 		must.Equal(t, name, c.want, must.Get(encryptionOf(c.config))(t))
 	}
 	for name, config := range map[string]string{"no YAML": "a: [s3cret", "not as Talos has it": "kind: VolumeConfig\nencryption: {keys: s3cret}\n"} {
-		if _, err := encryptionOf(config); err == nil || strings.Contains(err.Error(), "s3cret") {
-			t.Errorf("%s: err = %v", name, err)
-		}
+		err := must.Err(encryptionOf(config))
+		must.Not(t, err == nil || strings.Contains(err.Error(), "s3cret"), "%s: err = %v", name, err)
 	}
 }
 
@@ -124,10 +139,9 @@ func FuzzLoaderEntry(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text string, raw []byte) {
 		loaderEntry(raw)
 		text = strings.ToValidUTF8(text, "")
-		if strings.ContainsAny(text, "\x00\ufffd") {
-			return
+		if !strings.ContainsAny(text, "\x00\ufffd") {
+			must.Equal(t, text, strings.ToLower(text), loaderEntry(variable(text)))
 		}
-		must.Equal(t, text, strings.ToLower(text), loaderEntry(variable(text)))
 	})
 }
 
@@ -191,9 +205,8 @@ func TestClaimFactory(t *testing.T) {
 	must.Do(t, claimFactory(t.Context(), machineWith(t, r), &got))
 	want := &observe.FactoryClaim{SchematicID: "cafe", Flavor: "Image Factory", URL: "https://factory.example"}
 	must.Equal(t, "factory", want, got.Factory)
-	if err := claimFactory(t.Context(), machineWith(t), &none); none.Factory != nil || err != nil {
-		t.Errorf("none: %+v, %v", none.Factory, err)
-	}
+	err := claimFactory(t.Context(), machineWith(t), &none)
+	must.Not(t, none.Factory != nil || err != nil, "none: %+v, %v", none.Factory, err)
 }
 
 // TestClaimCmdline: of a command line only recast's own argument is kept.
@@ -210,4 +223,380 @@ func TestClaimCmdline(t *testing.T) {
 		must.Do(t, claimCmdline(t.Context(), machineWith(t, r), &got))
 		must.Equal(t, line, observe.BootClaims{Locks: want, Cmdline: true}, got.Booted)
 	}
+}
+
+// A blank machine with a data disk is configured and becomes a node: everything that it reports on the way.
+func TestBlankMachineBecomesNode(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long: make stories")
+	}
+	inLab(t, func(t *testing.T, l *lab, c *Client) {
+		ctx := t.Context()
+		l.power("1F", workerUUID,
+			drive("virtio0", "recast-1", 10, nil), drive("virtio1", "data-wk1", 20, talosapi.DataDisk("EPHEMERAL", []byte("precious"))))
+
+		blank := l.maintenance(c, workerAddr)
+		want := cluster.Machine{
+			MachineStanding: cluster.MachineStanding{UUID: workerUUID, Stage: "maintenance", Ready: true},
+			RunningSystem: cluster.RunningSystem{
+				TalosVersion: labVersion, Arch: "amd64", Platform: "nocloud", SecureBoot: new(false), FromISO: true,
+				Schematic:  cluster.SchematicEntry{ID: "cafe", YAML: image().SchematicYAML},
+				Extensions: []cluster.ExtensionEntry{{Name: "iscsi-tools", Version: "v0.2.0"}, {Name: "qemu-guest-agent", Version: "10.0.2"}},
+			},
+			Disks: []cluster.MachineDisk{
+				{Device: "vda", Serial: "recast-1", SizeBytes: 10 << 30, Blank: true}, {Device: "vdb", Serial: "data-wk1", SizeBytes: 20 << 30},
+			},
+			Volumes:        []cluster.Volume{{Device: "vdb1", Disk: "vdb", Label: "EPHEMERAL", Format: "xfs"}},
+			VolumeStatuses: []cluster.VolumeStatus{{ID: "META", Type: "partition", Phase: "missing"}, {ID: "STATE", Type: "partition", Phase: "missing"}},
+		}
+		ignore := cmp.Options{
+			cmpopts.IgnoreFields(cluster.Machine{}, "BootID", "Hostname"), cmpopts.IgnoreFields(cluster.MachineDisk{}, "BusPath"),
+			cmpopts.IgnoreFields(cluster.RunningSystem{}, "Cmdline"), cmpopts.IgnoreFields(cluster.Volume{}, "PartitionUUID", "FilesystemUUID"),
+		}
+		must.Not(t, must.Get(cluster.ReadCompared(ctx, c, cpAddr))(t).FromISO, "a disk counts as an ISO")
+		must.Equal(t, "blank machine", want, blank.Machine, ignore)
+		must.Not(t, blank.Volumes[0].PartitionUUID == "" || blank.Volumes[0].FilesystemUUID == "" || blank.Disks[0].BusPath != "/pci0000:00/0000:00:0a.0/virtio2",
+			"not identified: %+v, %+v", blank.Volumes, blank.Disks)
+
+		config := l.config(talosapi.Machine{Hostname: "other", Installer: "old"})
+		patched := must.Get(c.PatchConfig(config, cluster.ConfigPatch{Installer: installer, Disk: blank.Disks[0], Hostname: "wk1"}))(t)
+		must.Do(t, c.ApplyConfig(ctx, workerAddr, strings.ToUpper(workerUUID), patched))
+		node := await(t, func() (cluster.Machine, error) { return cluster.ReadMachine(ctx, c, workerAddr) },
+			func(m cluster.Machine) bool { return m.Stage == "running" && m.Ready && m.BootEntry != "" })
+		must.Not(t, node.FromISO, "an installed system runs from an ISO")
+		// In maintenance mode Talos reports it since 1.14.
+		must.Not(t, node.BootID == "" || blank.BootID != "", "boot ID before %q, after %q", blank.BootID, node.BootID)
+		must.Not(t, node.Hostname != "wk1" || node.SystemDisk != "vda" || node.InstallImage != installer || node.ControlPlane,
+			"node = %+v", node)
+		checkParts(t, c, node)
+		i := len(node.Volumes) - 1
+		data := blank.Volumes[0]
+		data.ID, data.Phase, data.Mount = "EPHEMERAL", "ready", "/var"
+		must.Equal(t, "data volume", data, node.Volumes[i])
+		stored, err := c.MachineConfig(ctx, workerAddr)
+		must.Not(t, err != nil || !bytes.Equal(stored, patched),
+			"stored configuration has %d bytes, applied were %d; err = %v", len(stored), len(patched), err)
+		members := await(t, func() ([]cluster.Member, error) { return c.Members(ctx) }, func(m []cluster.Member) bool { return len(m) == 2 })
+		wantMembers := []cluster.Member{
+			{Nodename: "cp1", Addresses: []netip.Addr{cpAddr}, ControlPlane: true}, {Nodename: "wk1", Addresses: []netip.Addr{workerAddr}},
+		}
+		must.Equal(t, "members", wantMembers, members, cmpopts.IgnoreFields(cluster.Member{}, "NodeID"), cmpopts.EquateComparable(netip.Addr{}))
+	})
+}
+
+// checkParts: partial reads of a machine agree with the complete one.
+func checkParts(t *testing.T, c *Client, node cluster.Machine) {
+	t.Helper()
+	ctx := t.Context()
+	must.Equal(t, "system", node.Compared(), must.Get(cluster.ReadCompared(ctx, c, workerAddr))(t),
+		cmpopts.IgnoreFields(cluster.MachineDisk{}, "Blank"), cmpopts.IgnoreFields(cluster.VolumeStatus{}, "Disk", "Mount"))
+	must.Equal(t, "booted", node.Booted(), must.Get(cluster.ReadBooted(ctx, c, workerAddr))(t))
+	must.Equal(t, "arrived", node.Booted(), must.Get(cluster.ReadArrived(ctx, c, workerAddr))(t))
+	must.Equal(t, "arrived whole", node, must.Get(cluster.ReadArrivedWhole(ctx, c, workerAddr))(t), cmpopts.IgnoreFields(cluster.Machine{}, "Addresses"))
+	first, errFirst := cluster.ReadForPlan(ctx, c, workerAddr)
+	completed, err := first.Complete(ctx, c, workerAddr)
+	must.Not(t, errFirst != nil || err != nil || first.Volumes != nil || !cmp.Equal(node, completed, cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{})),
+		"completed (-machine +completed): %v, %v\n%s", errFirst, err, cmp.Diff(node, completed, cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{})))
+	must.Equal(t, "install image", node.InstallImage, must.Get(c.InstallImage(ctx, workerAddr))(t))
+	must.Not(t, node.InstallImage == "", "no install image")
+	must.Equal(t, "identity", cluster.MachineIdentity{UUID: node.UUID, Nodename: node.Nodename}, must.Get(cluster.ReadIdentity(ctx, c, workerAddr))(t))
+	for _, addr := range []netip.Addr{cpAddr, workerAddr} {
+		all, errAll := c.Kubernetes(ctx, addr)
+		images, err := c.KubernetesImages(ctx, addr)
+		must.Not(t, errAll != nil || err != nil || images.UUID != all.UUID || images.Images != all.Images || images.Images.Kubelet == "",
+			"images %+v of %+v: %v, %v", images, all, err, errAll)
+	}
+}
+
+// What a machine must not be sent, or not by us, is not sent.
+func TestApplyConfigRefuses(t *testing.T) {
+	inLab(t, func(t *testing.T, l *lab, c *Client) {
+		ctx := t.Context()
+		l.power("1F", workerUUID, drive("virtio0", "recast-1", 10, nil))
+		l.maintenance(c, workerAddr)
+		secret := "hunter-two-is-a-secret"
+		broken := append(l.config(talosapi.Machine{Hostname: "wk1", Installer: installer, InstallSerial: "recast-1"}), "---\nkind: "+secret+"\nx: "+secret+"\n"...)
+		cases := map[string]struct {
+			addr   netip.Addr
+			uuid   string
+			config cluster.Secret
+			kind   fault.Kind
+			want   string
+		}{
+			"another machine":  {workerAddr, cpUUID, broken, fault.Refused, "nothing was applied"},
+			"no UUID to go by": {workerAddr, "", broken, fault.Refused, "nothing was applied"},
+			"configured":       {cpAddr, cpUUID, broken, fault.Failed, "it asked for a certificate"},
+			"Talos refuses it": {workerAddr, workerUUID, broken, fault.Refused, "rejects the configuration"},
+		}
+		for name, cs := range cases {
+			err := c.ApplyConfig(ctx, cs.addr, cs.uuid, cs.config)
+			must.Not(t, err == nil || !strings.Contains(err.Error(), cs.want) || fault.KindOf(err) != cs.kind || !strings.HasPrefix(err.Error(), cs.addr.String()),
+				"%s: err = %v (kind %d)", name, err, fault.KindOf(err))
+			must.Not(t, err != nil && strings.Contains(err.Error(), secret), "%s: a secret is in %v", name, err)
+		}
+		must.Not(t, !l.maintenance(c, workerAddr).Disks[0].Blank, "the disk is no longer blank")
+	})
+}
+
+// A lost answer is distinguished from a refusal.
+func TestApplyConfigLosesItsAnswer(t *testing.T) {
+	inLab(t, func(t *testing.T, l *lab, _ *Client) {
+		ctx := t.Context()
+		talosconfig := must.Get(l.cluster.Talosconfig(role.Admin, cpAddr.String()))(t)
+		dialer := l.net.Dialer()
+		c := l.clientWith(Options{Talosconfig: talosconfig, Dial: dialer.DialContext})
+		l.power("1F", workerUUID, drive("virtio0", "recast-1", 10, nil))
+		l.maintenance(c, workerAddr)
+		l.rec.Hooks(nil, func(call record.Call) {
+			if strings.HasSuffix(call.Method, "ApplyConfiguration") {
+				dialer.Cut()
+			}
+		})
+		err := c.ApplyConfig(ctx, workerAddr, workerUUID, l.config(talosapi.Machine{Hostname: "wk1", Installer: installer}))
+		must.FailIs(t, err, cluster.ErrLostAnswer)
+	})
+}
+
+// TestReaderComparesTheRest: a talosconfig with the role os:reader reads what drift
+// compares, except for the machine's configuration.
+func TestReaderComparesTheRest(t *testing.T) {
+	inLab(t, func(t *testing.T, l *lab, admin *Client) {
+		whole, err := cluster.ReadCompared(t.Context(), admin, cpAddr)
+		must.Not(t, err != nil || whole.ConfigHidden || whole.InstallImage == "", "as os:admin: %+v, %v", whole, err)
+		got := must.Get(cluster.ReadCompared(t.Context(), l.client(role.Reader), cpAddr))(t)
+		whole.ConfigHidden, whole.InstallImage, whole.Configs, whole.Encryption, whole.NextBoot = true, "", cluster.Configs{}, nil, ""
+		must.Equal(t, "as os:reader", whole, got)
+	})
+}
+
+func TestReadErrors(t *testing.T) {
+	inLab(t, func(t *testing.T, l *lab, admin *Client) {
+		ctx := t.Context()
+		l.power("1F", workerUUID, drive("virtio0", "recast-1", 10, nil))
+		l.maintenance(admin, workerAddr)
+		other := must.Get(talosapi.NewCluster("other", "https://127.42.8.10:6443", labVersion, "v1.35.4"))(t)
+		foreign := must.Get(other.Talosconfig(role.Admin, cpAddr.String(), "127.42.7.12:50001"))(t)
+		stranger, reader := l.clientWith(Options{Talosconfig: foreign}), l.client(role.Reader)
+		machine := func(c *Client, addr string) error {
+			_, err := cluster.ReadMachine(ctx, c, netip.MustParseAddr(addr))
+			return err
+		}
+		cases := map[string]struct {
+			got  error
+			want []string // in that order
+			hint string
+		}{
+			"no machine":      {machine(admin, "127.42.7.99"), []string{"127.42.7.99", "no answer", "no route to host"}, ""},
+			"not configured":  {machine(admin, workerAddr.String()), []string{workerAddr.String(), "certificate", "x509"}, "the machine was reset and has no configuration"},
+			"other cluster":   {machine(stranger, cpAddr.String()), []string{cpAddr.String(), "x509"}, "another cluster"},
+			"no admin":        {func() error { _, err := reader.MachineConfig(ctx, cpAddr); return err }(), []string{cpAddr.String(), "MachineConfigs", "may not"}, "os:admin"},
+			"not blank":       {func() error { _, err := admin.MaintenanceMachine(ctx, cpAddr); return err }(), []string{cpAddr.String(), "it asked for a certificate"}, "configured already"},
+			"every endpoint":  {func() error { _, err := stranger.Members(ctx); return err }(), []string{cpAddr.String(), "x509", "127.42.7.12:50001", "no route to host"}, "talosconfig"},
+			"reader, machine": {machine(reader, cpAddr.String()), []string{cpAddr.String(), "boot_id", "may not"}, "os:admin"}, // a file, before 1.14
+		}
+		for name, c := range cases {
+			if (c.got == nil) != (c.want == nil) {
+				t.Errorf("%s: err = %v", name, c.got)
+				continue
+			}
+			rest := ""
+			if c.got != nil {
+				rest = c.got.Error()
+			}
+			for _, want := range c.want {
+				_, after, found := strings.Cut(rest, want)
+				must.Not(t, !found, "%s: %q lacks %q", name, c.got, want)
+				rest = after
+			}
+			if hints := strings.Join(fault.Hints(c.got), "; "); !strings.Contains(hints, c.hint) || strings.Contains(rest, "rpc error") {
+				t.Errorf("%s: err = %v, hints = %s", name, c.got, hints)
+			}
+		}
+	})
+}
+
+// A machine that accepts the connection and stays silent costs only the timeout; a cancelled call ends at once.
+func TestDeadlines(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
+		l := newLab(t)
+		silent := must.Get(l.net.Listen("127.42.7.66:50000"))(t)
+		defer silent.Close()
+		c := l.client(role.Admin)
+		start := time.Now()
+		must.Fail(t, must.Err(cluster.ReadMachine(t.Context(), c, netip.MustParseAddr("127.42.7.66"))), "gave up after 15s")
+		must.Equal(t, "took", 15*time.Second, time.Since(start))
+		ctx, cancel := context.WithCancel(t.Context())
+		time.AfterFunc(time.Second, cancel)
+		start = time.Now()
+		must.FailIs(t, must.Err(cluster.ReadMachine(ctx, c, netip.MustParseAddr("127.42.7.66"))), context.Canceled)
+		must.Equal(t, "took", time.Second, time.Since(start))
+	})
+}
+
+// TestClocks: a certificate is not valid at the time of one side.
+func TestClocks(t *testing.T) {
+	type row struct {
+		off        time.Duration // of the machine's clock
+		text, hint string
+	}
+	must.Bubbles(t, map[string]row{
+		"the machine is ahead":  {5 * time.Hour, "its certificate is not valid at this time, so its clock or ours is wrong: ", "compare the machine's clock"},
+		"the machine is behind": {-5 * time.Hour, "our certificate is expired or not yet valid by its clock: ", "the machine's clock is wrong"},
+	}, func(t *testing.T, c row) {
+		l := newLab(t)
+		l.fw.Trouble(9000, talosapi.Trouble{Clock: c.off})
+		client := l.client(role.Admin)
+		time.Sleep(time.Minute)
+		_, err := cluster.ReadMachine(t.Context(), client, cpAddr)
+		must.Fail(t, err, c.text)
+		must.Contain(t, "hints", strings.Join(fault.Hints(err), "\n"), c.hint)
+	})
+}
+
+const (
+	workerUUID = "5ec0ffee-0000-4000-8000-00000000901f"
+	cpUUID     = "5ec0ffee-0000-4000-8000-00000000900b"
+	installer  = "registry.example/installer@sha256:0000000000000000000000000000000000000000000000000000000000000001"
+	labVersion = "v1.13.9"
+
+	nextInstaller = "registry.example/installer@sha256:0000000000000000000000000000000000000000000000000000000000000002"
+)
+
+var (
+	cpAddr     = netip.MustParseAddr("127.42.7.11")
+	workerAddr = netip.MustParseAddr("127.42.7.31")
+)
+
+// lab is a running control plane, and what is needed to power machines on.
+type lab struct {
+	t       *testing.T
+	net     *network.Network
+	rec     *record.Recorder
+	fw      *talosapi.Firmware
+	cluster *talosapi.Cluster
+	boots   artefact.Image // what is on the ISO of a machine that is switched on
+}
+
+func newLab(t *testing.T) *lab {
+	t.Helper()
+	c := must.Get(talosapi.NewCluster("lab", "https://127.42.7.10:6443", labVersion, "v1.35.4"))(t)
+	l := &lab{t: t, net: network.Memory(), rec: record.New(), cluster: c, boots: image()}
+	l.fw = talosapi.New(t.Context(), talosapi.Options{
+		Network: l.net, Recorder: l.rec,
+		Lease: func(mac string) (netip.Addr, bool) {
+			addr, ok := map[string]netip.Addr{"0B": cpAddr, "1F": workerAddr}[mac]
+			return addr, ok
+		},
+		PullInstaller: func(_ context.Context, ref, _ string) ([]byte, error) {
+			img := image()
+			switch ref {
+			case installer:
+			case nextInstaller:
+				img.SchematicID = "beef"
+			default:
+				return nil, talosapi.ErrNoImage
+			}
+			return artefact.UKI(img)
+		},
+	})
+	conf := l.config(talosapi.Machine{Hostname: "cp1", ControlPlane: true, Installer: installer, InstallSerial: "sys-cp1"})
+	l.power("0B", cpUUID, drive("virtio0", "sys-cp1", 10, l.installed(conf)))
+	return l
+}
+
+// inLab runs a test in a bubble once the control plane runs; the client is its administrator's.
+func inLab(t *testing.T, test func(*testing.T, *lab, *Client)) {
+	t.Helper()
+	must.Bubble(t, func(t *testing.T) {
+		l := newLab(t)
+		c := l.client(role.Admin)
+		l.running(c, cpAddr)
+		test(t, l, c)
+	})
+}
+
+func image() artefact.Image {
+	return artefact.Image{
+		TalosVersion: labVersion, Arch: "amd64", Platform: "nocloud", Cmdline: "talos.platform=nocloud",
+		SchematicID: "cafe", SchematicYAML: "customization:\n    extraKernelArgs:\n        - recast.lock=sha256-1\n", SchematicAuthor: "Image Factory (http://127.0.0.1:8080)",
+		Extensions: []artefact.Extension{
+			{Name: "qemu-guest-agent", Version: "10.0.2"}, {Name: "modules.dep", Version: "6.18.0-talos"}, {Name: "iscsi-tools", Version: "v0.2.0"},
+		},
+	}
+}
+
+func drive(key, serial string, gib int64, content []byte) world.Drive {
+	return world.Drive{Key: key, Serial: serial, SizeBytes: gib << 30, Media: world.NewMedia(content)}
+}
+
+// power switches a machine on until the test ends; off switches it off earlier.
+func (l *lab) power(mac, uuid string, drives ...world.Drive) (off func()) {
+	l.t.Helper()
+	iso := must.Get(artefact.ISO(l.boots))(l.t)
+	drives = append(drives, world.Drive{Key: "ide2", CDROM: true, SizeBytes: int64(len(iso)), Media: world.NewMedia(iso)})
+	guest := l.fw.PowerOn(&world.Hardware{
+		VMID: 9000, Name: mac, Host: "pve1", UUID: uuid, MACs: []string{mac}, Arch: "amd64", Memory: 4096, BootOrder: []string{"virtio0", "ide2"}, NVRAM: world.NewMedia(talosapi.NVRAM(image())),
+		Drives: func() []world.Drive { return slices.Clone(drives) }, PowerOff: func() {},
+	})
+	off = sync.OnceFunc(guest.Kill)
+	l.t.Cleanup(off)
+	return off
+}
+
+func (l *lab) config(m talosapi.Machine) []byte {
+	l.t.Helper()
+	m.InstallDisk = "/dev/vda"
+	return must.Get(l.cluster.MachineConfig(m))(l.t)
+}
+
+// installed is the system disk of cp1, the only member of etcd.
+func (l *lab) installed(config []byte) []byte {
+	l.t.Helper()
+	b := must.Get(l.fw.Preinstalled(config, must.Get(artefact.UKI(image()))(l.t), false))(l.t)
+	member := l.fw.FormEtcd(l.cluster, talosapi.EtcdPeer{Name: "cp1", Addr: cpAddr})[0]
+	return must.Get(talosapi.WithEtcd(b, member))(l.t)
+}
+
+// client has a certificate of that role.
+func (l *lab) client(r role.Role) *Client {
+	l.t.Helper()
+	return l.clientWith(Options{Talosconfig: must.Get(l.cluster.Talosconfig(r, cpAddr.String()))(l.t)})
+}
+
+func (l *lab) clientWith(o Options) *Client {
+	l.t.Helper()
+	if o.Dial == nil {
+		o.Dial = l.net.Dialer().DialContext
+	}
+	c := must.Get(New(o))(l.t)
+	l.t.Cleanup(func() { _ = c.Close() })
+	return c
+}
+
+// await asks every second for at most five minutes.
+func await[T any](t *testing.T, ask func() (T, error), good func(T) bool) T {
+	t.Helper()
+	var last string
+	for range 300 {
+		v, err := ask()
+		if err == nil && good(v) {
+			return v
+		}
+		last = fmt.Sprintf("%v, %v", v, err)
+		time.Sleep(time.Second)
+	}
+	t.Fatal("gave up; last seen: " + last)
+	panic("unreachable")
+}
+
+func (l *lab) running(c *Client, addr netip.Addr) cluster.Machine {
+	l.t.Helper()
+	return await(l.t, func() (cluster.Machine, error) { return cluster.ReadMachine(l.t.Context(), c, addr) },
+		func(m cluster.Machine) bool { return m.Stage == "running" && m.Ready })
+}
+
+func (l *lab) maintenance(c *Client, addr netip.Addr) cluster.BlankMachine {
+	l.t.Helper()
+	return await(l.t, func() (cluster.BlankMachine, error) { return c.MaintenanceMachine(l.t.Context(), addr) },
+		func(m cluster.BlankMachine) bool { return m.Stage == "maintenance" && m.Ready })
 }

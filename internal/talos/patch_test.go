@@ -2,31 +2,46 @@ package talos
 
 import (
 	"bytes"
+	"cmp"
+	"context"
+	"encoding/base64"
+	"errors"
 	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"slices"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
-	"github.com/google/go-cmp/cmp"
-	talosconfig "github.com/siderolabs/talos/pkg/machinery/config"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	clientconfig "github.com/siderolabs/talos/pkg/machinery/client/config"
+	"github.com/siderolabs/talos/pkg/machinery/config"
 	"github.com/siderolabs/talos/pkg/machinery/config/configloader"
 	"github.com/siderolabs/talos/pkg/machinery/config/configpatcher"
 	"github.com/siderolabs/talos/pkg/machinery/config/encoder"
 	"github.com/siderolabs/talos/pkg/machinery/config/generate"
 	"github.com/siderolabs/talos/pkg/machinery/config/generate/secrets"
-	machineconf "github.com/siderolabs/talos/pkg/machinery/config/machine"
+	"github.com/siderolabs/talos/pkg/machinery/config/machine"
+	"github.com/siderolabs/talos/pkg/machinery/resources/k8s"
+	"github.com/siderolabs/talos/pkg/machinery/role"
 	"go.yaml.in/yaml/v4"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim/must"
+	"github.com/recast-sh/recast/internal/sim/talosapi"
 )
 
 var wanted = cluster.ConfigPatch{Installer: installer, Disk: cluster.MachineDisk{Device: "sda", WWID: "naa.30a1b2c3d4e5f607", BusPath: "/pci0000:00/2:0:0:0"}, Hostname: "wk1"}
 
 // generated is the output of talosctl gen config for that version of Talos.
-func generated(t *testing.T, version string, kind machineconf.Type, comments bool) []byte {
+func generated(t *testing.T, version string, kind machine.Type, comments bool) []byte {
 	t.Helper()
-	contract := must.Get(talosconfig.ParseContractFromVersion(version))(t)
+	contract := must.Get(config.ParseContractFromVersion(version))(t)
 	bundle := must.Get(secrets.NewBundle(secrets.NewClock(), contract, secrets.WithECDSAServiceAccountKey()))(t)
 	in := must.Get(generate.NewInput("lab", "https://127.42.7.10:6443", "1.35.4", generate.WithVersionContract(contract), generate.WithSecretsBundle(bundle),
 		generate.WithInstallDisk("/dev/vda"), generate.WithInstallImage("ghcr.io/siderolabs/installer:"+version), generate.WithClusterDiscovery(true)))(t)
@@ -48,7 +63,7 @@ func patch(t *testing.T, config []byte) []byte {
 func TestPatchGenerated(t *testing.T) {
 	t.Parallel()
 	for _, version := range []string{"v1.11", "v1.12", "v1.13", "v1.14"} {
-		for _, kind := range []machineconf.Type{machineconf.TypeWorker, machineconf.TypeControlPlane} {
+		for _, kind := range []machine.Type{machine.TypeWorker, machine.TypeControlPlane} {
 			for _, comments := range []bool{false, true} {
 				t.Run(fmt.Sprintf("%s %s comments=%t", version, kind, comments), func(t *testing.T) {
 					t.Parallel()
@@ -56,19 +71,15 @@ func TestPatchGenerated(t *testing.T) {
 					patched := patch(t, config)
 					cfg := must.Get(configloader.NewFromBytes(patched))(t)
 					if u := cfg.UnattendedInstallConfig(); u != nil {
-						if got := fmt.Sprintf("%s %s %t", u.InstallerImage(), u.VolumeSelector(), u.VolumeWipe()); got != installer+` disk.wwid == "naa.30a1b2c3d4e5f607" false` {
-							t.Errorf("unattended install of %s", got)
-						}
+						got := fmt.Sprintf("%s %s %t", u.InstallerImage(), u.VolumeSelector(), u.VolumeWipe())
+						must.Equal(t, "unattended install", installer+` disk.wwid == "naa.30a1b2c3d4e5f607" false`, got)
 					} else if in := cfg.Machine().Install(); in.Image() != installer || in.Disk() != "" || in.Zero() {
 						t.Errorf("install = %+v", in)
 					}
 					must.Equal(t, "hostname", "wk1", cfg.NetworkHostnameConfig().Hostname())
-					if changed := changedLines(config, patched); changed > 9 {
-						t.Errorf("%d lines differ", changed)
-					}
-					if again := patch(t, patched); !bytes.Equal(again, patched) {
-						t.Errorf("second patch (-first +second):\n%s", cmp.Diff(string(patched), string(again)))
-					}
+					changed := changedLines(config, patched)
+					must.Not(t, changed > 9, "%d lines differ", changed)
+					must.Equal(t, "second patch", string(patched), string(patch(t, patched)))
 				})
 			}
 		}
@@ -140,9 +151,7 @@ func TestPatchByHand(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			got := string(patch(t, []byte(fmt.Sprintf(handWritten, c.machine)+c.docs+tail)))
-			if !strings.HasSuffix(got, tail) {
-				t.Error("the untouched document changed")
-			}
+			must.Not(t, !strings.HasSuffix(got, tail), "the untouched document changed")
 			want := any(nil)
 			decode(t, fill.Replace(fmt.Sprintf(handWritten, c.wantMachine)), &want)
 			head, docs, _ := strings.Cut(strings.TrimSuffix(got, tail), "\n---\n")
@@ -169,11 +178,9 @@ func TestPatchLeavesTheRest(t *testing.T) {
 	}
 	for name, c := range cases {
 		for version, want := range c.lines {
-			config := generated(t, version, machineconf.TypeWorker, false)
-			patched, err := new(Client).PatchConfig(config, c.patch)
-			if got := changedLines(config, patched); err != nil || got != want {
-				t.Errorf("%s, %s: %d lines differ, want %d; err = %v\n%s", name, version, got, want, err, cmp.Diff(string(config), string(patched)))
-			}
+			config := generated(t, version, machine.TypeWorker, false)
+			patched := must.Get(new(Client).PatchConfig(config, c.patch))(t)
+			must.Equal(t, name+", "+version+": lines that differ", want, changedLines(config, patched))
 		}
 	}
 }
@@ -182,7 +189,7 @@ func TestPatchLeavesTheRest(t *testing.T) {
 // or end with such a line. Talos skips an empty document.
 func TestPatchKeepsEmptyDocuments(t *testing.T) {
 	t.Parallel()
-	config := generated(t, "v1.14", machineconf.TypeWorker, false)
+	config := generated(t, "v1.14", machine.TypeWorker, false)
 	want := string(patch(t, config))
 	for name, around := range map[string][2]string{
 		"a comment above": {"# kept in git\n---\n", ""},
@@ -210,14 +217,12 @@ func TestPatchInstallerWhereNoneWas(t *testing.T) {
 
 func decode(t *testing.T, text string, into *any) {
 	t.Helper()
-	if err := yaml.Unmarshal([]byte(text), into); err != nil {
-		t.Fatalf("%v in:\n%s", err, text)
-	}
+	must.Do(t, yaml.Unmarshal([]byte(text), into))
 }
 
 func TestPatchRefuses(t *testing.T) {
 	t.Parallel()
-	worker := generated(t, "v1.13", machineconf.TypeWorker, false)
+	worker := generated(t, "v1.13", machine.TypeWorker, false)
 	with := func(more string) []byte { return append(bytes.Clone(worker), more...) }
 	type row struct {
 		config []byte
@@ -241,28 +246,26 @@ func TestPatchRefuses(t *testing.T) {
 		"a bad hostname":          {with(""), cluster.ConfigPatch{Installer: installer, Disk: cluster.MachineDisk{Serial: "a1"}, Hostname: strings.Repeat("a", 64)}, "hostname"},
 	}, func(t *testing.T, c row) {
 		got, err := new(Client).PatchConfig(c.config, c.patch)
-		if got != nil || err == nil || !strings.Contains(err.Error(), c.want) || fault.KindOf(err) != fault.Refused {
-			t.Errorf("err = %v, want %q; %d bytes", err, c.want, len(got))
-		}
+		must.FailAs(t, err, fault.Refused, c.want)
+		must.Not(t, got != nil, "%d bytes", len(got))
 	})
 }
 
 // What an older Talos does not know is refused before any disruption.
 func TestPatchRefusesWhatIsNewer(t *testing.T) {
 	t.Parallel()
-	worker, unattended := generated(t, "v1.12", machineconf.TypeWorker, false), generated(t, "v1.14", machineconf.TypeWorker, false)
+	worker, unattended := generated(t, "v1.12", machine.TypeWorker, false), generated(t, "v1.14", machine.TypeWorker, false)
 	with := func(docs ...string) []byte {
 		return append(bytes.Clone(worker), "---\napiVersion: v1alpha1\n"+strings.Join(docs, "---\napiVersion: v1alpha1\n")...)
 	}
 	const environment, module = "kind: EnvironmentConfig\nvariables: {A: b}\n", "kind: KernelModuleConfig\nname: nbd\n"
 	const fields = "kind: UserVolumeConfig\nname: data\nprovisioning: {diskSelector: {match: '!system_disk'}, minSize: 1GiB}\nmount: {secure: true}\nscrub: {enabled: false}\n"
 	const resolver = "kind: ResolverConfig\nnameservers: [{address: 10.0.0.1, protocol: DoT, tlsServerName: dns.example}]\n"
-	scheduler := bytes.Replace(generated(t, "v1.12", machineconf.TypeControlPlane, false), []byte("\n    scheduler:"), []byte("\n    scheduler:\n        config: {profiles: [{pluginConfig: [{args: {defaultConstraints: [{maxSkew: 1}]}}]}]}"), 1)
+	scheduler := bytes.Replace(generated(t, "v1.12", machine.TypeControlPlane, false), []byte("\n    scheduler:"), []byte("\n    scheduler:\n        config: {profiles: [{pluginConfig: [{args: {defaultConstraints: [{maxSkew: 1}]}}]}]}"), 1)
 	const etcd, ephemeral = "kind: VolumeConfig\nname: ETCD\nprovisioning: {diskSelector: {match: disk.size > 1u}, minSize: 1GiB}\n", "kind: VolumeConfig\nname: EPHEMERAL\nprovisioning: {grow: true}\n"
 	type row struct {
-		config []byte
-		reader string
-		want   string
+		config       []byte
+		reader, want string
 	}
 	must.Each(t, map[string]row{
 		"old":                          {with(ephemeral), "v1.12.6", ""},
@@ -286,13 +289,10 @@ func TestPatchRefusesWhatIsNewer(t *testing.T) {
 		p := wanted
 		p.Talos = c.reader
 		_, err := new(Client).PatchConfig(c.config, p)
-		if (err == nil) != (c.want == "") || err != nil && (!strings.Contains(err.Error(), c.want) || fault.KindOf(err) != fault.Refused || len(fault.Hints(err)) != 1) {
-			t.Errorf("err = %v, want %q", err, c.want)
-		}
+		must.Not(t, (err == nil) != (c.want == "") || err != nil && (!strings.Contains(err.Error(), c.want) || fault.KindOf(err) != fault.Refused || len(fault.Hints(err)) != 1),
+			"err = %v, want %q", err, c.want)
 	})
-	if _, err := new(Client).PatchConfig(scheduler, cluster.ConfigPatch{Installer: installer, Talos: "v1.13.3", Runs: true}); err != nil {
-		t.Errorf("what a machine runs already can't be compared with what mends it: %v", err)
-	}
+	must.Pass(t, must.Err(new(Client).PatchConfig(scheduler, cluster.ConfigPatch{Installer: installer, Talos: "v1.13.3", Runs: true})))
 }
 
 // Whatever is wrong with a configuration, no error quotes one of its values.
@@ -304,16 +304,14 @@ func TestErrorsHideValues(t *testing.T) {
 		every = 5
 	}
 	for _, version := range []string{"v1.12", "v1.14"} {
-		config := generated(t, version, machineconf.TypeControlPlane, false)
+		config := generated(t, version, machine.TypeControlPlane, false)
 		var secretLines []string
 		for line := range strings.Lines(string(config)) {
 			if key, value, ok := strings.Cut(strings.TrimSpace(line), ": "); ok && key != "kind" && len(value) > 24 && !strings.ContainsAny(value, " .") && !strings.Contains(value, "://") {
 				secretLines = append(secretLines, value)
 			}
 		}
-		if len(secretLines) < 5 {
-			t.Fatalf("%s: only %d secrets in the configuration", version, len(secretLines))
-		}
+		must.Not(t, len(secretLines) < 5, "%s: only %d secrets in the configuration", version, len(secretLines))
 		failed := 0
 		lines := strings.SplitAfter(string(config), "\n")
 		for i, line := range lines {
@@ -335,23 +333,16 @@ func TestErrorsHideValues(t *testing.T) {
 			}
 			failed++
 			text := strings.Join(append(fault.Hints(err), fmt.Sprintf("%v %+v %#v", err, err, err)), " ")
-			if strings.Contains(text, canary[:8]) {
-				t.Fatalf("%s: %q is exposed in: %v", version, instead, err)
-			}
+			must.Not(t, strings.Contains(text, canary[:8]), "%s: %q is exposed in: %v", version, instead, err)
 			for _, secret := range secretLines {
-				if strings.Contains(text, secret) {
-					t.Fatalf("%s: %q exposes a secret in: %v", version, instead, err)
-				}
+				must.Not(t, strings.Contains(text, secret), "%s: %q exposes a secret in: %v", version, instead, err)
 			}
 		}
-		if failed < 40/every {
-			t.Errorf("%s: only %d of the broken configurations were refused", version, failed)
-		}
+		must.Not(t, failed < 40/every, "%s: only %d of the broken configurations were refused", version, failed)
 	}
 	secret := cluster.Secret(canary)
-	if text := fmt.Sprintf("%v %+v %#v %s %q", secret, secret, secret, secret, secret); strings.Contains(text, canary) {
-		t.Errorf("a Secret prints as %s", text)
-	}
+	text := fmt.Sprintf("%v %+v %#v %s %q", secret, secret, secret, secret, secret)
+	must.Not(t, strings.Contains(text, canary), "a Secret prints as %s", text)
 }
 
 var kubernetesImages = cluster.KubernetesImages{
@@ -364,11 +355,11 @@ var kubernetesImages = cluster.KubernetesImages{
 func TestPatchKubernetesGenerated(t *testing.T) {
 	t.Parallel()
 	for _, version := range []string{"v1.11", "v1.12", "v1.13", "v1.14"} {
-		for kind, images := range map[machineconf.Type]int{machineconf.TypeControlPlane: 5, machineconf.TypeWorker: 1} {
+		for kind, images := range map[machine.Type]int{machine.TypeControlPlane: 5, machine.TypeWorker: 1} {
 			t.Run(fmt.Sprint(version, " ", kind), func(t *testing.T) {
 				t.Parallel()
 				p := cluster.ConfigPatch{Kubernetes: kubernetesImages}
-				if kind == machineconf.TypeWorker {
+				if kind == machine.TypeWorker {
 					p.Kubernetes = cluster.KubernetesImages{Kubelet: kubernetesImages.Kubelet}
 				}
 				config := string(generated(t, version, kind, false))
@@ -379,9 +370,8 @@ func TestPatchKubernetesGenerated(t *testing.T) {
 						want = strings.ReplaceAll(want, strings.TrimSuffix(image, "v1.36.1")+"v1.35.4", image)
 					}
 				}
-				if n := strings.Count(patched, ":v1.36.1"); patched != want || n != images {
-					t.Errorf("%d images, got\n%s", n, patched)
-				}
+				n := strings.Count(patched, ":v1.36.1")
+				must.Not(t, patched != want || n != images, "%d images, got\n%s", n, patched)
 				must.Equal(t, "again", patched, mustPatch(t, patched, p))
 			})
 		}
@@ -397,7 +387,7 @@ func mustPatch(t *testing.T, config string, p cluster.ConfigPatch) string {
 // or pins another by a digest, is refused.
 func TestPatchKubernetesKeeps(t *testing.T) {
 	t.Parallel()
-	config := string(generated(t, "v1.13", machineconf.TypeControlPlane, true))
+	config := string(generated(t, "v1.13", machine.TypeControlPlane, true))
 	const apiServer, kubelet = "registry.k8s.io/kube-apiserver:v1.35.4", "ghcr.io/siderolabs/kubelet:v1.35.4"
 	digest := "@sha256:" + strings.Repeat("0", 64)
 	type row struct{ old, fresh, want string }
@@ -410,13 +400,10 @@ func TestPatchKubernetesKeeps(t *testing.T) {
 		"no version":          {kubelet, "ghcr.io/siderolabs/kubelet:latest", ""},
 	}, func(t *testing.T, c row) {
 		edited := strings.Replace(config, c.old, c.fresh, 1)
-		if edited == config {
-			t.Fatalf("it has no %q", c.old)
-		}
+		must.Not(t, edited == config, "it has no %q", c.old)
 		patched, err := new(Client).PatchConfig(cluster.Secret(edited), cluster.ConfigPatch{Kubernetes: kubernetesImages})
-		if (err != nil) != (c.want == "") || !strings.Contains(string(patched), c.want) {
-			t.Errorf("%v, want %q in\n%s", err, c.want, patched)
-		}
+		must.Not(t, (err != nil) != (c.want == "") || !strings.Contains(string(patched), c.want),
+			"%v, want %q in\n%s", err, c.want, patched)
 	})
 }
 
@@ -435,11 +422,380 @@ func TestConfigpatcher(t *testing.T) {
 	}
 	got := must.Get(apply(config))(t)
 	for text, is := range map[string]bool{"type: worker": true, "# a worker": false, "version: \"\"": true, "certSANs: []": true, "wwid: x": true, "type: nvme": true} {
-		if strings.Contains(got, text) != is {
-			t.Errorf("has %q: %t, in:\n%s", text, !is, got)
+		must.Not(t, strings.Contains(got, text) != is, "has %q: %t, in:\n%s", text, !is, got)
+	}
+	must.Not(t, must.Err(apply(config+"---\napiVersion: v1alpha1\nkind: LaterConfig\n")) == nil,
+		"it takes a document of a kind that it does not know")
+}
+
+// A control plane is upgraded in place, then rolled back: its state at each step,
+// above all between the installation and the reboot.
+func TestInPlace(t *testing.T) {
+	inLab(t, func(t *testing.T, l *lab, c *Client) {
+		ctx := t.Context()
+		before := l.running(c, cpAddr)
+		must.Not(t, before.NextBoot == "" || before.NextBoot != before.BootEntry,
+			"booted %q, next %q", before.BootEntry, before.NextBoot)
+		var said []string
+		say := func(line string) { said = append(said, line) }
+		must.Not(t, !must.Get(c.PullInstaller(ctx, cpAddr, cpUUID, nextInstaller, say))(t) || len(said) == 0, "unsupported, or said %q", said)
+		must.Not(t, must.Get(c.Install(ctx, cpAddr, cpUUID, nextInstaller, "", say))(t), "it reboots")
+		pending := l.running(c, cpAddr)
+		must.Not(t, pending.BootEntry != before.BootEntry || pending.NextBoot == before.NextBoot || pending.NextBoot != strings.ToLower(pending.NextBoot),
+			"installed: booted %q, next %q", pending.BootEntry, pending.NextBoot)
+		must.Do(t, c.Reboot(ctx, cpAddr, cpUUID, ""))
+		upgraded := l.rebooted(c, before.BootID)
+		must.Not(t, upgraded.BootEntry != pending.NextBoot || upgraded.NextBoot != pending.NextBoot || upgraded.Schematic.ID != "beef",
+			"upgraded: booted %q, next %q, schematic %s", upgraded.BootEntry, upgraded.NextBoot, upgraded.Schematic.ID)
+		must.Do(t, c.Rollback(ctx, cpAddr, cpUUID))
+		back := l.rebooted(c, upgraded.BootID)
+		must.Equal(t, "rolled back: booted, schematic", []string{before.BootEntry, "cafe"}, []string{back.BootEntry, back.Schematic.ID})
+	})
+}
+
+func (l *lab) rebooted(c *Client, bootID string) cluster.Machine {
+	l.t.Helper()
+	return await(l.t, func() (cluster.Machine, error) { return cluster.ReadMachine(l.t.Context(), c, cpAddr) },
+		func(m cluster.Machine) bool { return m.Stage == "running" && m.Ready && m.BootID != bootID })
+}
+
+// The configuration of a node in use is replaced, and only by one that Talos accepts.
+func TestReplaceConfig(t *testing.T) {
+	inLab(t, func(t *testing.T, l *lab, c *Client) {
+		ctx := t.Context()
+		before := l.running(c, cpAddr)
+		config := must.Get(c.MachineConfig(ctx, cpAddr))(t)
+		patched := must.Get(c.PatchConfig(config, cluster.ConfigPatch{Installer: nextInstaller}))(t)
+		patched = append(patched, "---\napiVersion: v1alpha1\nkind: VolumeConfig\nname: EPHEMERAL\nencryption:\n  provider: luks2\n  keys:\n    - {slot: 0, tpm: {}, lockToState: true}\n"...)
+		must.Do(t, c.ReplaceConfig(ctx, cpAddr, cpUUID, patched))
+		stored, err := c.MachineConfig(ctx, cpAddr)
+		must.Not(t, err != nil || !bytes.Equal(stored, patched),
+			"stored configuration differs from the applied one; err = %v", err)
+		now := l.running(c, cpAddr)
+		must.Not(t, now.InstallImage != nextInstaller || now.BootID != before.BootID || before.Encryption != nil,
+			"before %+v, after %+v", before, now)
+		encrypted := []cluster.Encryption{{Volume: "EPHEMERAL", Keys: []string{"tpm"}, LockToState: true}}
+		must.Equal(t, "encryption", encrypted, now.Encryption)
+	})
+}
+
+// The lab's etcd as the client sees it, complete and broken.
+func TestEtcdOfTheLab(t *testing.T) {
+	inLab(t, func(t *testing.T, l *lab, c *Client) {
+		ctx := t.Context()
+		members := must.Get(c.EtcdMembers(ctx, cpAddr))(t)
+		want := []cluster.EtcdMember{{Name: "cp1", Peers: []string{"https://127.42.7.11:2380"}}}
+		must.Equal(t, "members", want, members, cmpopts.IgnoreFields(cluster.EtcdMember{}, "ID"))
+		status, err := c.EtcdStatus(ctx, cpAddr)
+		must.Not(t, err != nil || status.MemberID != members[0].ID || status.Leader != members[0].ID || status.Version == "" || status.DBBytes == 0 || status.Errors != nil,
+			"status = %+v, err = %v", status, err)
+		var whole bytes.Buffer
+		must.Fail(t, c.EtcdSnapshot(ctx, cpAddr, 42, &whole), "answers there now, not 2a")
+		must.Equal(t, "bytes of another member", 0, whole.Len())
+		must.Pass(t, c.EtcdSnapshot(ctx, cpAddr, 0, &whole))
+		must.Not(t, whole.Len() == 0, "an empty snapshot")
+		must.Fail(t, c.EtcdForfeit(ctx, cpAddr, cpUUID), "only one member")
+		l.fw.BreakEtcd(9000, talosapi.EtcdFault{NoSpace: true, Snapshot: talosapi.SnapshotBroken})
+		status, err = c.EtcdStatus(ctx, cpAddr)
+		must.Not(t, err != nil || !strings.Contains(strings.Join(status.Errors, "; "), "alarm NOSPACE on member cp1"),
+			"status = %+v, err = %v", status, err)
+		var part bytes.Buffer
+		err = c.EtcdSnapshot(ctx, cpAddr, 0, &part)
+		must.Not(t, err == nil || part.Len() >= whole.Len(), "broken snapshot of %d of %d bytes, err = %v", part.Len(), whole.Len(), err)
+	})
+}
+
+// Before 1.13 maintenance mode is another service with other behaviour. Both report
+// what recast needs from a blank machine.
+func TestMaintenanceOfEachRelease(t *testing.T) {
+	if testing.Short() {
+		t.Skip("long: make stories")
+	}
+	type row struct {
+		version, arch string
+		bootID        bool
+	}
+	must.Bubbles(t, map[string]row{
+		"another service": {"v1.12.6", "", false}, "no boot ID": {"v1.13.9", "amd64", false}, "all": {"v1.14.1", "amd64", true},
+	}, func(t *testing.T, want row) {
+		l := newLab(t)
+		c := l.client(role.Admin)
+		l.running(c, cpAddr)
+		l.boots.TalosVersion = want.version
+		l.power("1F", workerUUID, drive("virtio0", "recast-1", 10, nil))
+		m := l.maintenance(c, workerAddr)
+		got := cluster.RunningSystem{TalosVersion: m.TalosVersion, Arch: m.Arch, Platform: m.Platform, Schematic: m.Schematic, FromISO: m.FromISO}
+		must.Equal(t, "system", cluster.RunningSystem{
+			TalosVersion: want.version, Arch: want.arch, Platform: "nocloud", FromISO: true,
+			Schematic: cluster.SchematicEntry{ID: "cafe", YAML: image().SchematicYAML},
+		}, got)
+		must.Not(t, m.UUID != workerUUID || len(m.Disks) != 1 || !m.Disks[0].Blank || (m.BootID != "") != want.bootID || len(m.Fingerprint) != 44,
+			"%+v", m)
+		config := l.config(talosapi.Machine{Hostname: "wk1.lab.internal", Installer: installer, InstallSerial: "recast-1"})
+		must.Do(t, c.ApplyConfig(t.Context(), workerAddr, workerUUID, config))
+		running := l.running(c, workerAddr)
+		must.Equal(t, "names", []string{"wk1", "wk1"}, []string{running.Hostname, running.Nodename})
+		members := must.Get(c.Members(t.Context()))(t)
+		must.Not(t, len(members) != 2 || members[1].Nodename != "wk1", "members %+v", members)
+	})
+}
+
+// read reads one file of the control plane.
+func read(ctx context.Context, c *Client, name string, sizeBytes int64) (text string, err error) {
+	var b bytes.Buffer
+	err = c.Files(ctx, cpAddr, cpUUID, func(ctx context.Context, files cluster.MachineFiles) error {
+		return files.Read(ctx, name, sizeBytes, &b)
+	})
+	return b.String(), err
+}
+
+// paths lists a directory of the control plane.
+func paths(ctx context.Context, c *Client, dir string, deep bool) (list []string, err error) {
+	err = c.Files(ctx, cpAddr, cpUUID, func(ctx context.Context, files cluster.MachineFiles) error {
+		return files.List(ctx, dir, deep, func(f cluster.MachineFile) error {
+			list = append(list, f.Path+" "+f.Mode.String()+" "+f.Link)
+			return nil
+		})
+	})
+	return list, err
+}
+
+func TestFiles(t *testing.T) {
+	inLab(t, func(t *testing.T, l *lab, c *Client) {
+		ctx := t.Context()
+
+		const name, text = "/proc/cmdline", "talos.platform=nocloud\n"
+		must.Equal(t, "read", text, must.Get(read(ctx, c, name, int64(len(text))))(t))
+		for size, want := range map[int64]string{5: "it is longer than the 5 bytes listed", 50: "it ended after 23 of 50 bytes"} {
+			must.Equal(t, want, "127.42.7.11: read /proc/cmdline: "+want, fmt.Sprint(must.Err(read(ctx, c, name, size))))
+		}
+		want := []string{
+			"/usr/local/share/ca-certificates Lrwxrwxrwx /etc/ssl", "/usr/local/share/schematic drwxr-xr-x ", "/usr/local/share/schematic/cafe -rw-r--r-- ",
+		}
+		must.Equal(t, "list", want, must.Get(paths(ctx, c, "/usr/local/share", true))(t))
+		must.Equal(t, "list one level", want[:2], must.Get(paths(ctx, c, "/usr/local/share", false))(t))
+		must.FailIs(t, must.Err(paths(ctx, c, "/usr/none", true)), cluster.ErrNotFound)
+
+		reader := l.client(role.Reader)
+		must.Fail(t, must.Err(read(ctx, reader, name, 23)), "it takes a talosconfig with the role os:admin to read a node's files: our talosconfig may not: not authorized")
+		err := c.Files(ctx, cpAddr, workerUUID, func(context.Context, cluster.MachineFiles) error { return errors.New("it looked") })
+		must.Not(t, fault.KindOf(err) != fault.Refused || !strings.HasSuffix(err.Error(), "none of its files was read"),
+			"another machine: %v", err)
+		err = c.Files(ctx, netip.MustParseAddr("127.42.7.99"), cpUUID, func(ctx context.Context, files cluster.MachineFiles) error {
+			return files.Read(ctx, name, 1, io.Discard)
+		})
+		must.Not(t, err == nil || errors.Is(err, cluster.ErrNotFound), "a missing machine is not one without files: %v", err)
+	})
+}
+
+func TestClaims(t *testing.T) {
+	inLab(t, func(t *testing.T, l *lab, admin *Client) {
+		want := observe.Claims{
+			TalosVersion: labVersion, Arch: "amd64", Platform: "nocloud",
+			Layers: []observe.ExtensionLayer{
+				{Name: "qemu-guest-agent", Version: "10.0.2"},
+				{Name: "iscsi-tools", Version: "v0.2.0"},
+				{Name: "schematic", Version: "cafe", Author: "Image Factory (http://127.0.0.1:8080)", ExtraInfo: image().SchematicYAML},
+				{Name: "modules.dep", Version: "6.18.0-talos"},
+			},
+			Booted: observe.BootClaims{Entry: "talos-v1.13.9.efi", Next: "talos-v1.13.9.efi", UKI: new(true), Cmdline: true},
+		}
+		for _, r := range []role.Role{role.Admin, role.Reader} {
+			if r == role.Reader {
+				want.Booted.Next = "" // it is in a file
+			}
+			must.Equal(t, string(r), want, must.Get(l.client(r).Claims(t.Context(), cpAddr, cpUUID))(t))
+		}
+		must.FailAs(t, must.Err(l.client(role.Admin).Claims(t.Context(), cpAddr, workerUUID)), fault.Refused)
+	})
+}
+
+// TestTaken: only an address that stays silent is free.
+func TestTaken(t *testing.T) {
+	inLab(t, func(t *testing.T, l *lab, admin *Client) {
+		c := l.clientWith(Options{Talosconfig: must.Get(l.cluster.Talosconfig(role.Admin, "127.42.7.99:50000"))(t)})
+		must.Get(l.net.Listen("127.42.7.12:9999"))(t)
+		for addr, want := range map[string]string{
+			cpAddr.String(): "a host that answers at 127.42.7.11:50000", // and asks for a certificate
+			"127.42.7.12":   "a host that refuses connections to 127.42.7.12:50000",
+			"127.42.7.98":   "",
+			"127.42.7.99":   "an endpoint of the talosconfig",
+		} {
+			must.Equal(t, addr, want, must.Get(c.Taken(t.Context(), netip.MustParseAddr(addr)))(t))
+		}
+	})
+}
+
+// TestTakenByNetworkErrors: the network's word about an address counts only if it is about that address.
+func TestTakenByNetworkErrors(t *testing.T) {
+	const proxy = "127.42.7.200:1080"
+	failed := func(op, at string, err error) func(string) error {
+		return func(to string) error {
+			addr, _ := net.ResolveTCPAddr("tcp", cmp.Or(at, to))
+			return &net.OpError{Op: op, Net: "tcp", Addr: addr, Err: err}
 		}
 	}
-	if _, err := apply(config + "---\napiVersion: v1alpha1\nkind: LaterConfig\n"); err == nil {
-		t.Error("it takes a document of a kind that it does not know")
+	type row struct {
+		err            func(to string) error // nothing comes back at all
+		taken, unknown bool
+	}
+	must.Bubbles(t, map[string]row{
+		"silence":                {},
+		"timeout":                {err: failed("dial", "", syscall.ETIMEDOUT)},
+		"no such host":           {err: failed("dial", "", syscall.EHOSTUNREACH)},
+		"refused":                {err: failed("dial", "", syscall.ECONNREFUSED), taken: true},
+		"reset":                  {err: failed("dial", "", syscall.ECONNRESET), taken: true},
+		"no network":             {err: failed("dial", "", syscall.ENETUNREACH), unknown: true},
+		"forbidden":              {err: failed("dial", "", syscall.EACCES), unknown: true},
+		"a proxy is not there":   {err: failed("dial", proxy, syscall.EHOSTUNREACH), unknown: true},
+		"a proxy is silent":      {err: failed("dial", proxy, syscall.ETIMEDOUT), unknown: true},
+		"a proxy finds no host":  {err: failed("socks connect", "", syscall.EHOSTUNREACH), unknown: true},
+		"a proxy says something": {err: func(string) error { return errors.New("502 Bad Gateway") }, unknown: true},
+	}, func(t *testing.T, c row) {
+		l := newLab(t)
+		raw := must.Get(l.cluster.Talosconfig(role.Admin, cpAddr.String()))(t)
+		way := l.clientWith(Options{Talosconfig: raw, Dial: func(ctx context.Context, _, to string) (net.Conn, error) {
+			if c.err != nil {
+				return nil, c.err(to)
+			}
+			<-ctx.Done()
+			addr, _ := net.ResolveTCPAddr("tcp", to)
+			return nil, &net.OpError{Op: "dial", Net: "tcp", Addr: addr, Err: ctx.Err()}
+		}})
+		began := time.Now()
+		by, err := way.Taken(t.Context(), netip.MustParseAddr("127.42.7.98"))
+		must.Not(t, (by != "") != c.taken || (err != nil) != c.unknown || c.unknown && !strings.Contains(err.Error(), "check whether 127.42.7.98") || len(fault.Hints(err)) == 0 && c.unknown,
+			"%q, %v, hints %q", by, err, fault.Hints(err))
+		must.Take(t, began, 0, 10*time.Second)
+	})
+}
+
+// ofRole is the configuration of a node with the defaults of a release.
+func ofRole(t *testing.T, role machine.Type, bundle *secrets.Bundle, contract *config.VersionContract, endpoint string) cluster.Secret {
+	t.Helper()
+	in := must.Get(generate.NewInput("home", endpoint, "1.35.4", generate.WithSecretsBundle(bundle), generate.WithVersionContract(contract)))(t)
+	return must.Get(must.Get(in.Config(role))(t).EncodeBytes(encoder.WithComments(encoder.CommentsDisabled)))(t)
+}
+
+// TestConfigEffect: what another configuration does to a node, whichever documents it is written in.
+func TestConfigEffect(t *testing.T) {
+	t.Parallel()
+	const here = "https://10.0.0.1:6443"
+	ours := must.Get(secrets.NewBundle(secrets.NewClock(), nil))(t)
+	old := ofRole(t, machine.TypeControlPlane, ours, config.TalosVersion1_13, here)
+	with := func(line string) cluster.Secret {
+		return cluster.Secret(strings.Replace(string(old), "machine:\n", "machine:\n    "+line+"\n", 1))
+	}
+	type row struct {
+		wanted                    cluster.Secret
+		identity, reboot, unknown []string
+	}
+	must.Each(t, map[string]row{
+		"the same":                     {wanted: old},
+		"the documents of 1.14":        {wanted: ofRole(t, machine.TypeControlPlane, ours, config.TalosVersion1_14, here), reboot: []string{"SecurityProfileConfig"}},
+		"another endpoint":             {wanted: ofRole(t, machine.TypeControlPlane, ours, config.TalosVersion1_13, "https://10.0.0.2:6443"), identity: []string{"the cluster's endpoint"}},
+		"a sysctl":                     {wanted: with(`sysctls: {vm.swappiness: "1"}`)},
+		"an annotation":                {wanted: with("nodeAnnotations: {rack: r7}")},
+		"a rule of udev":               {wanted: with(`udev: {rules: ["x"]}`), reboot: []string{"machine.udev.rules"}},
+		"an argument of etcd":          {wanted: cluster.Secret(strings.Replace(string(old), "    etcd:\n", "    etcd:\n        extraArgs: {max-wals: \"7\"}\n", 1)), reboot: []string{"cluster.etcd.extraArgs.max-wals"}},
+		"a registry's password":        {wanted: append(slices.Clip(old), "---\napiVersion: v1alpha1\nkind: RegistryAuthConfig\nname: ghcr.io\nusername: u\npassword: p\n"...), reboot: []string{"RegistryAuthConfig"}},
+		"a module of the kernel":       {wanted: with("kernel: {modules: [{name: zfs}]}")},
+		"an argument of the scheduler": {wanted: cluster.Secret(strings.Replace(string(old), "    scheduler:\n", "    scheduler:\n        extraArgs: {v: \"4\"}\n", 1))},
+		"a variable":                   {wanted: with("env: {http_proxy: http://p}"), reboot: []string{"machine.env.http_proxy"}},
+		"a variable in its document":   {wanted: append(slices.Clip(old), "---\napiVersion: v1alpha1\nkind: EnvironmentConfig\nvariables: {http_proxy: http://p}\n"...), reboot: []string{"EnvironmentConfig"}},
+		"a document of a later Talos":  {wanted: append(slices.Clip(old), "---\napiVersion: v1alpha1\nkind: TeleportConfig\nname: x\n"...), unknown: []string{"TeleportConfig of v1alpha1"}},
+	}, func(t *testing.T, tc row) {
+		got, err := (&Client{}).ConfigEffect(old, tc.wanted)
+		must.Not(t, err != nil || !slices.Equal(got.Identity, tc.identity) || !slices.Equal(got.Reboot, tc.reboot) || !slices.Equal(got.Unknown, tc.unknown),
+			"%+v, %v", got, err)
+	})
+	for keys, want := range map[string]cluster.Encryption{
+		"{slot: 0, kms: {endpoint: 'https://kms.example'}}":                        {Volume: "u-data", Keys: []string{"kms"}},
+		"{slot: 0, tpm: {checkSecurebootStatusOnEnroll: true}}":                    {Volume: "u-data", Keys: []string{"tpm"}},
+		"{slot: 0, static: {passphrase: hush}}, {slot: 1, nodeID: {}}":             {Volume: "u-data", Keys: []string{"nodeID", "static"}},
+		"{slot: 0, nodeID: {}, lockToState: true}, {slot: 1, tpm: {}}":             {Volume: "u-data", Keys: []string{"nodeID", "tpm"}, LockToState: true},
+		"{slot: 0, tpm: {options: {pcrs: [7]}}, lockToState: true}":                {Volume: "u-data", Keys: []string{"tpm"}, LockToState: true},
+		"{slot: 0, kms: {endpoint: 'https://kms.example'}}, {slot: 1, nodeID: {}}": {Volume: "u-data", Keys: []string{"kms", "nodeID"}},
+	} {
+		file := append(slices.Clip(old), "---\napiVersion: v1alpha1\nkind: UserVolumeConfig\nname: data\nprovisioning: {diskSelector: {match: '!system_disk'}, minSize: 1GB}\nencryption: {provider: luks2, keys: ["+keys+"]}\n"...)
+		must.Equal(t, keys, []cluster.Encryption{want}, must.Get((&Client{}).ConfigEffect(old, file))(t).Encryption)
+	}
+	loaded, other := with("kernel: {modules: [{name: zfs}, {name: nbd, parameters: [a=1]}]}"), with("kernel: {modules: [{name: nbd, parameters: [a=2]}]}")
+	must.Equal(t, "of a loaded module", []string{"parameters of kernel module nbd"}, must.Get((&Client{}).ConfigEffect(loaded, other))(t).Reboot)
+	of := func(kind string) cluster.Secret {
+		return cluster.Secret(strings.Replace(string(old), "type: controlplane", "type: "+kind, 1))
+	}
+	ordinary := must.Get((&Client{}).ConfigEffect(of("init"), old))(t)
+	must.Equal(t, "of a node of type init that becomes an ordinary control plane", [][]string{nil, {"machine.type"}}, [][]string{ordinary.Identity, ordinary.Reboot})
+	must.Equal(t, "of a control plane that becomes one of type init", []string{cluster.NodeRole}, must.Get((&Client{}).ConfigEffect(old, of("init")))(t).Identity)
+	theirs := must.Get(secrets.NewBundle(secrets.NewClock(), nil))(t)
+	got := must.Get((&Client{}).ConfigEffect(old, ofRole(t, machine.TypeControlPlane, theirs, config.TalosVersion1_13, here)))(t)
+	must.Equal(t, "what differs of another cluster besides role, endpoint and name", len(identities)-3, len(got.Identity))
+}
+
+// TestFilesOfTwoRoles: a worker's configuration is held against a control plane's in what both have, in
+// whatever documents, and each against the talosconfig.
+func TestFilesOfTwoRoles(t *testing.T) {
+	t.Parallel()
+	ours, theirs := must.Get(secrets.NewBundle(secrets.NewClock(), nil))(t), must.Get(secrets.NewBundle(secrets.NewClock(), nil))(t)
+	mixed, certs := *ours, *ours.Certs
+	mixed.Certs, certs.OS = &certs, theirs.Certs.OS
+	foreign, kubernetes := *ours, *ours.Certs
+	foreign.Certs, kubernetes.K8s = &kubernetes, theirs.Certs.K8s // the CA of another Kubernetes
+	const here = "https://10.0.0.1:6443"
+	m := &Client{config: &clientconfig.Config{Context: "c", Contexts: map[string]*clientconfig.Context{"c": {CA: base64.StdEncoding.EncodeToString(ours.Certs.OS.Crt)}}}}
+	for _, contract := range []*config.VersionContract{config.TalosVersion1_12, config.TalosVersion1_13, config.TalosVersion1_14} {
+		runs := ofRole(t, machine.TypeControlPlane, ours, contract, here)
+		same, other := ofRole(t, machine.TypeWorker, ours, contract, here), ofRole(t, machine.TypeWorker, &mixed, contract, here)
+		apart := ofRole(t, machine.TypeWorker, &foreign, contract, here)
+		for what, c := range map[string]struct {
+			was, is cluster.Secret
+			want    []string
+		}{
+			"of the same cluster":          {runs, same, []string{cluster.NodeRole}},
+			"with the CA of another":       {runs, other, []string{cluster.NodeRole, cluster.TalosCA}},
+			"the CA of another Kubernetes": {runs, apart, []string{cluster.NodeRole, kubernetesCA}},
+			"the CA of another Kubernetes, of a control plane beside a worker": {apart, runs, []string{cluster.NodeRole, kubernetesCA}},
+			"the CA of another Kubernetes, beside a worker":                    {same, apart, []string{kubernetesCA}},
+			"of the same worker": {same, same, nil},
+		} {
+			must.Equal(t, fmt.Sprint(contract, ": ", what), c.want, must.Get(m.ConfigEffect(c.was, c.is))(t).Identity)
+		}
+		for text, want := range map[string]bool{string(runs): true, string(same): true, string(other): false} {
+			trusted, known, err := m.TrustedCA(cluster.Secret(text))
+			must.Not(t, trusted != want || !known || err != nil, "%v: trusted %v, known %v, %v", contract, trusted, known, err)
+		}
+	}
+	m.config.Contexts["c"].CA = ""
+	_, known, err := m.TrustedCA(nil)
+	must.Not(t, known || err != nil, "a talosconfig without a CA: %v, %v", known, err)
+}
+
+func TestKubeletGates(t *testing.T) {
+	t.Parallel()
+	got := kubeletGates(&k8s.KubeletSpecSpec{
+		Args:   []string{"--v=2", "--feature-gates=A=true,B=false"},
+		Config: map[string]any{"featureGates": map[string]any{"C": true}},
+	})
+	want := []string{"A=true", "B=false", "C"}
+	must.Not(t, !slices.Equal(got, want), "%q, want %q", got, want)
+}
+
+// TestSameConfig: the formatting of a configuration does not matter.
+func TestSameConfig(t *testing.T) {
+	t.Parallel()
+	const config = "version: v1alpha1\nmachine:\n  type: worker\n---\napiVersion: v1alpha1\nkind: HostnameConfig\nhostname: wk1\n"
+	for name, tc := range map[string]struct {
+		other string
+		same  bool
+	}{
+		"the same":          {config, true},
+		"a comment":         {"# mine\n" + config, true},
+		"an empty one":      {config + "---\n", true},
+		"another type":      {"version: v1alpha1\nmachine:\n  type: controlplane\n---\napiVersion: v1alpha1\nkind: HostnameConfig\nhostname: wk1\n", false},
+		"one document less": {"version: v1alpha1\nmachine:\n  type: worker\n", false},
+		"unreadable":        {"\tversion", false},
+	} {
+		must.Equal(t, name, tc.same, sameConfig([]byte(config), []byte(tc.other)))
 	}
 }

@@ -1,19 +1,32 @@
 package talos
 
 import (
+	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/netip"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
 
+	"github.com/cosi-project/runtime/pkg/resource"
+	"github.com/cosi-project/runtime/pkg/state"
+	"github.com/cosi-project/runtime/pkg/state/impl/inmem"
+	"github.com/cosi-project/runtime/pkg/state/impl/namespaced"
+	"github.com/siderolabs/go-kubernetes/kubernetes/upgrade"
 	"github.com/siderolabs/talos/pkg/machinery/api/common"
 	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
 	"github.com/siderolabs/talos/pkg/machinery/client"
+	"github.com/siderolabs/talos/pkg/machinery/compatibility"
 	"github.com/siderolabs/talos/pkg/machinery/config"
+	"github.com/siderolabs/talos/pkg/machinery/resources/k8s"
+	"github.com/siderolabs/talos/pkg/machinery/resources/v1alpha1"
+	"golang.org/x/mod/semver"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 
@@ -43,13 +56,9 @@ func containerd() *common.ContainerdInstance {
 func (c *Client) PullInstaller(
 	ctx context.Context, addr netip.Addr, uuid, installer string, say func(string),
 ) (supported bool, err error) {
-	err = c.callPatient(ctx, addr.String(), func(ctx context.Context, s session, wait patience) error {
-		if err := checkUUID(ctx, s, uuid, "nothing was pulled"); err != nil {
-			return err
-		}
-		silence, err := lifecycleAPI(ctx, s)
-		if supported = silence > 0; err != nil || !supported {
-			return err
+	err = c.upgrading(ctx, addr, uuid, "nothing was pulled", func(ctx context.Context, s session, silence time.Duration, wait patience) error {
+		if supported = silence > 0; !supported {
+			return nil
 		}
 		return pull(ctx, s, containerd(), installer, silence, wait, say)
 	})
@@ -78,14 +87,7 @@ func pull(ctx context.Context, s session, to *common.ContainerdInstance, image s
 // drain may take longer. The error wraps cluster.ErrLostAnswer if the outcome is unknown, and cluster.ErrBusy if
 // another installer is running.
 func (c *Client) Install(ctx context.Context, addr netip.Addr, uuid, installer string, how cluster.Reboot, say func(string)) (reboots bool, err error) {
-	err = c.callPatient(ctx, addr.String(), func(ctx context.Context, s session, wait patience) error {
-		if err := checkUUID(ctx, s, uuid, "nothing was installed"); err != nil {
-			return err
-		}
-		silence, err := lifecycleAPI(ctx, s)
-		if err != nil {
-			return err
-		}
+	err = c.upgrading(ctx, addr, uuid, "nothing was installed", func(ctx context.Context, s session, silence time.Duration, wait patience) error {
 		if reboots = silence == 0; reboots {
 			wait(oldInstallTimeout)
 			return oldInstall(ctx, s, installer, how, say)
@@ -109,7 +111,6 @@ func (c *Client) Install(ctx context.Context, addr netip.Addr, uuid, installer s
 	return reboots, err
 }
 
-// installed waits for the installer to end.
 func installed(stream grpc.ServerStreamingClient[machineapi.LifecycleServiceUpgradeResponse], wait patience, say func(string)) error {
 	var last lastLines
 	ended, code := false, int32(0)
@@ -207,6 +208,19 @@ func (c *Client) RestartKubelet(ctx context.Context, addr netip.Addr, uuid strin
 	})
 }
 
+// upgrading calls do with how long the machine may be silent while it pulls: see lifecycleAPI.
+func (c *Client) upgrading(
+	ctx context.Context, addr netip.Addr, uuid, untouched string, do func(context.Context, session, time.Duration, patience) error,
+) error {
+	return c.patiently(ctx, addr, uuid, untouched, func(ctx context.Context, s session, wait patience) error {
+		silence, err := lifecycleAPI(ctx, s)
+		if err != nil {
+			return err
+		}
+		return do(ctx, s, silence, wait)
+	})
+}
+
 // lifecycleAPI returns how long the machine may be silent while it pulls an image for its lifecycle API; 0 if the
 // machine has no lifecycle API. As for talosctl, the version decides: the API exists since 1.13.0-alpha.3
 // (cmd/talosctl/cmd/talos/upgrade.go).
@@ -284,4 +298,376 @@ func (l lastLines) String() string {
 		return ""
 	}
 	return "; it said: " + strings.Join(l, "; ")
+}
+
+// oldest is the first release whose nodes recast rolls. Earlier releases do not report which boot entry they run
+// (CHANGELOG.md of Talos, 1.12.0-alpha.0), so recast cannot verify that they booted the installed system.
+var oldest = config.TalosVersion1_12
+
+// Unsupported implements cluster.Compatibility with Talos' own tables. In Talos only an installer checks the tables
+// (cmd/installer/pkg/install/preflight.go). Nothing checks them when a machine is recreated, and nothing checks the
+// tables for Kubernetes.
+func (*Client) Unsupported(from, to, kubelet string) []string {
+	host, target := version(from), version(to)
+	old, errOld := config.ParseContractFromVersion(from)
+	wanted, errWanted := config.ParseContractFromVersion(to)
+	switch {
+	case host == nil || errOld != nil:
+		return []string{fmt.Sprintf("it runs Talos %q, which is not a version that recast knows", from)}
+	case target == nil || errWanted != nil:
+		return []string{fmt.Sprintf("Talos %q is not a version that recast knows", to)}
+	case target.UpgradeableFrom(target) != nil: // the tables do not have this version
+		return []string{fmt.Sprintf("this recast does not know Talos %s, neither its upgrades nor its machine configuration: "+
+			"use a recast that does, or another talos.version", to)}
+	}
+	var out []string
+	if oldest.Greater(old) {
+		out = append(out, fmt.Sprintf("it runs Talos %s, and recast rolls nodes of %s and later: upgrade it with talosctl first", from, oldest))
+	}
+	if err := target.UpgradeableFrom(host); err != nil {
+		out = append(out, fmt.Sprintf("Talos does not support %s → %s (%s): %s", from, to, err, remedy(old, wanted, host)))
+	}
+	if kubelet == "" || old.Major == wanted.Major && old.Minor == wanted.Minor { // the node already runs this minor version
+		return out
+	}
+	kubernetes, err := compatibility.ParseKubernetesVersion(kubelet)
+	if err == nil {
+		err = kubernetes.SupportedWith(target)
+	}
+	if err != nil {
+		out = append(out, fmt.Sprintf("Talos %s does not support the Kubernetes that runs (%s): bring Kubernetes to a version that both support first (recast upgrade-k8s), or go to another Talos (talos.version)", to, err))
+	}
+	return out
+}
+
+func remedy(old, wanted *config.VersionContract, host *compatibility.TalosVersion) string {
+	if !wanted.Greater(old) {
+		return "it cannot be downgraded that far; set talos.version to a newer one"
+	}
+	for minor := wanted.Minor - 1; minor > old.Minor; minor-- {
+		between := fmt.Sprintf("v%d.%d", wanted.Major, minor)
+		if step := version(between); step != nil && step.UpgradeableFrom(host) == nil {
+			return "upgrade all nodes to " + between + " first"
+		}
+	}
+	return "upgrade it step by step, one minor version at a time"
+}
+
+// maxMinor exceeds every minor version, of Talos and of Kubernetes, in this recast's tables.
+const maxMinor = 100
+
+// UnsupportedKubernetes implements cluster.Compatibility with Talos' own table.
+func (*Client) UnsupportedKubernetes(talos, kubernetes string) string {
+	wanted, err := compatibility.ParseKubernetesVersion(kubernetes)
+	if err != nil {
+		return fmt.Sprintf("Kubernetes %q is not a version that recast knows", kubernetes)
+	}
+	contract, errContract := config.ParseContractFromVersion(talos)
+	oldest, newest := supported(talos)
+	switch {
+	case errContract != nil || newest == 0:
+		return fmt.Sprintf("this recast does not know which Kubernetes Talos %s supports: use a newer recast", talos)
+	case wanted.SupportedWith(version(talos)) == nil:
+		return ""
+	}
+	text := fmt.Sprintf("Talos %s supports Kubernetes 1.%d to 1.%d, not %s", talos, oldest, newest, kubernetes)
+	for step := 1; step < maxMinor; step++ {
+		for _, other := range []int{contract.Minor + step, contract.Minor - step} {
+			name := fmt.Sprintf("v%d.%d", contract.Major, other)
+			t := version(name)
+			if t == nil || wanted.SupportedWith(t) != nil {
+				continue
+			}
+			if step > 1 {
+				return fmt.Sprintf("%s: %s does; upgrade Talos step by step first (talos.version, recast roll)", text, name)
+			}
+			return fmt.Sprintf("%s: roll to Talos %s first (talos.version, recast lock, recast roll)", text, name)
+		}
+	}
+	return text + ", and this recast knows no Talos that does"
+}
+
+// supported returns the oldest and the newest minor version of Kubernetes 1 that a Talos supports; 0 if unknown.
+func supported(talos string) (oldest, newest int) {
+	t := version(talos)
+	for minor := range maxMinor {
+		k, err := compatibility.ParseKubernetesVersion(fmt.Sprintf("1.%d.0", minor))
+		if t == nil || err != nil || k.SupportedWith(t) != nil {
+			continue
+		}
+		if newest == 0 {
+			oldest = minor
+		}
+		newest = minor
+	}
+	return oldest, newest
+}
+
+// version parses a version of Talos; nil if it is invalid.
+func version(talos string) *compatibility.TalosVersion {
+	v, err := compatibility.ParseTalosVersion(&machineapi.VersionInfo{Tag: talos})
+	if err != nil {
+		return nil
+	}
+	return v
+}
+
+// NewestRelease returns the newest of some versions that is not a pre-release, "" if all are.
+func NewestRelease(versions []string) string {
+	newest := ""
+	for _, v := range versions {
+		if semver.IsValid(v) && semver.Prerelease(v) == "" && semver.Compare(v, newest) > 0 {
+			newest = v
+		}
+	}
+	return newest
+}
+
+// NextKubernetes returns the first release of the minor version after that of kubernetes, if the given Talos supports
+// it. It returns "" if Talos does not, or if a version is not known. Kubernetes is upgraded one minor version at a
+// time.
+func NextKubernetes(talos, kubernetes string) string {
+	var minor int
+	if _, err := fmt.Sscanf(semver.MajorMinor(kubernetes), "v1.%d", &minor); err != nil {
+		return ""
+	}
+	next := fmt.Sprintf("1.%d.0", minor+1)
+	k, err := compatibility.ParseKubernetesVersion(next)
+	t := version(talos)
+	if err != nil || t == nil || k.SupportedWith(t) != nil {
+		return ""
+	}
+	return "v" + next
+}
+
+// Kubernetes reads what the Talos of a configured machine reports about its Kubernetes. The images are those that
+// Talos derived from the configuration, which may name none.
+func (c *Client) Kubernetes(ctx context.Context, addr netip.Addr) (cluster.MachineKubernetes, error) {
+	return ask(ctx, c, addr, readKubernetes)
+}
+
+func (c *Client) KubernetesImages(ctx context.Context, addr netip.Addr) (cluster.MachineKubernetes, error) {
+	return ask(ctx, c, addr, func(ctx context.Context, s session) (k cluster.MachineKubernetes, err error) {
+		k.Revisions = map[cluster.Component]uint64{}
+		if k.UUID, err = readUUID(ctx, s); err == nil {
+			err = readEach(ctx, s, &k, readStaticPods, readProxy, readKubelet)
+		}
+		return k, err
+	})
+}
+
+func readKubernetes(ctx context.Context, s session) (cluster.MachineKubernetes, error) {
+	var m cluster.Machine
+	if err := readEach(ctx, s, &m, readVersion, readHardware, readBootID); err != nil {
+		return cluster.MachineKubernetes{}, err
+	}
+	k := cluster.MachineKubernetes{UUID: m.UUID, TalosVersion: m.TalosVersion, BootID: m.BootID, Revisions: map[cluster.Component]uint64{}}
+	if err := readEach(ctx, s, &k, readStaticPods, readProxy, readKubelet, readKubeletHealth, readPending); err != nil {
+		return cluster.MachineKubernetes{}, err
+	}
+	return k, nil
+}
+
+// readEach runs reads that fill in parts of the same value, one after the other.
+func readEach[T any](ctx context.Context, s session, into *T, reads ...func(context.Context, session, *T) error) error {
+	for _, read := range reads {
+		if err := read(ctx, s, into); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func readStaticPods(ctx context.Context, s session, k *cluster.MachineKubernetes) error {
+	apiServer, found, err := podConfig[*k8s.APIServerConfig](ctx, s, k8s.APIServerConfigType, k8s.APIServerID)
+	if found {
+		k.APIPort = apiServer.TypedSpec().LocalPort
+		k.Images.APIServer, k.Revisions[cluster.APIServer] = apiServer.TypedSpec().Image, apiServer.Metadata().Version().Value()
+	}
+	manager, found, errManager := podConfig[*k8s.ControllerManagerConfig](ctx, s, k8s.ControllerManagerConfigType, k8s.ControllerManagerID)
+	if found && manager.TypedSpec().Enabled {
+		k.Images.ControllerManager, k.Revisions[cluster.ControllerManager] = manager.TypedSpec().Image, manager.Metadata().Version().Value()
+	}
+	scheduler, found, errScheduler := podConfig[*k8s.SchedulerConfig](ctx, s, k8s.SchedulerConfigType, k8s.SchedulerID)
+	if found && scheduler.TypedSpec().Enabled {
+		k.Images.Scheduler, k.Revisions[cluster.Scheduler] = scheduler.TypedSpec().Image, scheduler.Metadata().Version().Value()
+	}
+	return cmp.Or(err, errManager, errScheduler)
+}
+
+// podConfig reads the configuration of a static pod; the pod carries the revision of that configuration. Since 1.14
+// its ID has a prefix (watchControlPlaneConfig in pkg/cluster/kubernetes/talos_managed.go).
+func podConfig[T resource.Resource](ctx context.Context, s session, kind resource.Type, id resource.ID) (r T, found bool, err error) {
+	all, err := list[T](ctx, s, resource.NewMetadata(k8s.ControlPlaneNamespaceName, kind, "", resource.VersionUndefined))
+	if r, found = byID(all, k8s.FinalPrefix+id); !found {
+		r, found = byID(all, id)
+	}
+	return r, found, err
+}
+
+var readProxy = filling(k8s.NewBootstrapManifestsConfig().Metadata(), func(k *cluster.MachineKubernetes, manifests *k8s.BootstrapManifestsConfig) {
+	if manifests.TypedSpec().ProxyEnabled {
+		k.Images.KubeProxy = manifests.TypedSpec().ProxyImage
+	}
+})
+
+var readKubelet = filling(k8s.NewKubeletSpec(k8s.NamespaceName, k8s.KubeletID).Metadata(), func(k *cluster.MachineKubernetes, spec *k8s.KubeletSpec) {
+	k.Images.Kubelet = spec.TypedSpec().Image
+})
+
+func readKubeletHealth(ctx context.Context, s session, k *cluster.MachineKubernetes) error {
+	service, found, err := get[*v1alpha1.Service](ctx, s, v1alpha1.NewService(k8s.KubeletID).Metadata())
+	if err != nil {
+		return fmt.Errorf("its kubelet: %w", err)
+	}
+	k.KubeletHealthy = found && service.TypedSpec().Running && service.TypedSpec().Healthy
+	return nil
+}
+
+// readPending compares the active configuration with the stored one. A configuration that was tried right after a
+// boot can't be detected: see readConfigs.
+func readPending(ctx context.Context, s session, k *cluster.MachineKubernetes) error {
+	c, err := readConfigs(ctx, s)
+	k.Pending = err == nil && !sameConfig(c.Active, c.Stored)
+	return err
+}
+
+// sameConfig reports whether two configurations have the same content, in whatever form they are written. Unreadable
+// configurations must have the same bytes.
+func sameConfig(a, b cluster.Secret) bool {
+	if bytes.Equal(a, b) {
+		return true
+	}
+	x, errX := parseDocuments(a)
+	y, errY := parseDocuments(b)
+	return errX == nil && errY == nil && reflect.DeepEqual(contents(x), contents(y))
+}
+
+func contents(docs []*document) []any {
+	return cluster.Each(cluster.Where(docs, func(d *document) bool { return d.node != nil }), func(d *document) any { return d.orig })
+}
+
+// RemovedFlags lists flags, feature gates and admission plugins of the machine's static pods and kubelet that the next
+// version removes, by Sidero's own table: with one of them a component would not start.
+func (c *Client) RemovedFlags(ctx context.Context, addr netip.Addr, controlPlane bool, from, to string) (out []string, err error) {
+	path, err := upgrade.NewPath(from, to)
+	if err != nil {
+		return nil, fault.As(fault.Refused, err)
+	}
+	if !path.IsSupported() {
+		return nil, fault.WithHint(fault.Refusedf("this recast does not know what Kubernetes %s has removed", to), "use a newer recast")
+	}
+	err = c.call(ctx, addr.String(), func(ctx context.Context, s session) error {
+		found, err := removedBy(ctx, path, s.COSI, addr.String(), controlPlane)
+		if err != nil {
+			return answer(err)
+		}
+		gates, err := removedKubeletGates(ctx, s, path)
+		if err != nil {
+			return err
+		}
+		found.FeatureGates = append(found.FeatureGates, gates...)
+		out = removedItems(found, to)
+		return nil
+	})
+	return out, err
+}
+
+// removedKubeletGates returns the kubelet's feature gates that the next version removes. Sidero's table has one list
+// for all components, but checks only static pods (go-kubernetes upgrade/checks.go, Run). removedKubeletGates
+// therefore gives it a pod with the kubelet's gates.
+func removedKubeletGates(ctx context.Context, s session, path *upgrade.Path) ([]upgrade.ComponentItem, error) {
+	spec, found, err := get[*k8s.KubeletSpec](ctx, s, k8s.NewKubeletSpec(k8s.NamespaceName, k8s.KubeletID).Metadata())
+	if err != nil || !found {
+		return nil, err
+	}
+	flag := "--feature-gates=" + strings.Join(kubeletGates(spec.TypedSpec()), ",")
+	pod := k8s.NewStaticPod(k8s.NamespaceName, k8s.SchedulerID)
+	pod.TypedSpec().Pod = map[string]any{"spec": map[string]any{"containers": []any{map[string]any{"command": []string{flag}}}}}
+	shown := state.WrapCore(namespaced.NewState(inmem.Build))
+	if err := shown.Create(ctx, pod); err != nil {
+		return nil, err
+	}
+	removed, err := removedBy(ctx, path, shown, "it", true)
+	for i := range removed.FeatureGates {
+		removed.FeatureGates[i].Component = k8s.KubeletID
+	}
+	return removed.FeatureGates, err
+}
+
+// removedBy returns the items of one machine's resources that an upgrade of Kubernetes removes.
+func removedBy(
+	ctx context.Context, path *upgrade.Path, st state.State, node string, controlPlane bool,
+) (upgrade.ComponentRemovedItemsError, error) {
+	here := func(context.Context, string) (state.State, error) { return st, nil }
+	planes, workers := []string{node}, []string(nil)
+	if !controlPlane {
+		planes, workers = workers, planes
+	}
+	checks, err := upgrade.NewChecksWithStateProvider(path, here, nil, planes, workers, func(string, ...any) {})
+	if err == nil {
+		err = checks.Run(ctx)
+	}
+	found, removed := errors.AsType[upgrade.ComponentRemovedItemsError](err)
+	if removed {
+		err = nil
+	}
+	return found, err
+}
+
+// kubeletGates returns the feature gates in a kubelet's arguments and configuration.
+func kubeletGates(spec *k8s.KubeletSpecSpec) (gates []string) {
+	for _, arg := range spec.Args {
+		if list, ok := strings.CutPrefix(arg, "--feature-gates="); ok {
+			gates = append(gates, strings.Split(list, ",")...)
+		}
+	}
+	if configured, ok := spec.Config["featureGates"].(map[string]any); ok {
+		gates = slices.AppendSeq(gates, maps.Keys(configured))
+	}
+	return gates
+}
+
+func removedItems(e upgrade.ComponentRemovedItemsError, to string) (out []string) {
+	for _, kind := range []struct {
+		what, remedy string
+		items        []upgrade.ComponentItem
+	}{
+		{"flag", "take it out of extraArgs", e.CLIFlags},
+		{"feature gate", "take it out of feature-gates (featureGates)", e.FeatureGates},
+		{"admission plugin", "take it out of enable-admission-plugins", e.AdmissionFlags},
+	} {
+		for _, i := range kind.items {
+			out = append(out, fmt.Sprintf("%s is given the %s %s, which Kubernetes %s no longer has: %s in the machine configuration", i.Component, kind.what, i.Value, to, kind.remedy))
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+// PullImage makes the machine fetch a component's image to the namespace that runs the component: Talos runs the
+// kubelet in a separate namespace, the kubelet runs the rest (prePullImages in
+// pkg/cluster/kubernetes/talos_managed.go).
+func (c *Client) PullImage(ctx context.Context, addr netip.Addr, uuid string, part cluster.Component, image string, say func(string)) error {
+	namespace := common.ContainerdNamespace_NS_CRI
+	if part == cluster.Kubelet {
+		namespace = common.ContainerdNamespace_NS_SYSTEM
+	}
+	return c.upgrading(ctx, addr, uuid, "nothing was pulled", func(ctx context.Context, s session, silence time.Duration, wait patience) error {
+		if silence == 0 {
+			wait(patientPullSilence)
+			return oldPull(ctx, s, namespace, image)
+		}
+		return pull(ctx, s, &common.ContainerdInstance{Driver: common.ContainerDriver_CRI, Namespace: namespace}, image, silence, wait, say)
+	})
+}
+
+// oldPull pulls an image with the only API before 1.13, which sends a single answer.
+func oldPull(ctx context.Context, s session, namespace common.ContainerdNamespace, image string) error {
+	//lint:ignore SA1019 there is no other before 1.13
+	_, err := s.MachineClient.ImagePull(ctx, &machineapi.ImagePullRequest{Namespace: namespace, Reference: image})
+	if err != nil {
+		return fmt.Errorf("pull %s: %w", image, answer(err))
+	}
+	return nil
 }

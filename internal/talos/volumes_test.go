@@ -139,9 +139,8 @@ func TestBlockViewOfMounts(t *testing.T) {
 			volumes:  []*block.DiscoveredVolume{found("sdb1", block.DiscoveredVolumeSpec{Parent: "sdb", Name: "xfs"}), found("sdb2", block.DiscoveredVolumeSpec{Parent: "sdb", Name: "xfs"})},
 			statuses: []*block.VolumeStatus{s},
 		}
-		if got := v.machineVolumes(); got[0].Mount != tc.want || got[1].Mount != "" {
-			t.Errorf("mounted at %q and %q, want %q and nowhere", got[0].Mount, got[1].Mount, tc.want)
-		}
+		got := v.machineVolumes()
+		must.Equal(t, "mounted at", []string{tc.want, ""}, []string{got[0].Mount, got[1].Mount})
 	})
 }
 
@@ -241,9 +240,7 @@ func selectors(t *testing.T, document string, on selectable) []cluster.DiskSelec
 		text = "version: v1alpha1\n" + document
 	}
 	cfg, _, err := loadKnown([]byte(text))
-	if err != nil {
-		t.Fatalf("%v\n%s", err, text)
-	}
+	must.Do(t, err)
 	on.cfg = cfg
 	var out []cluster.DiskSelector
 	for _, s := range selectorsOf(cfg, "v1.14.1") {
@@ -271,16 +268,14 @@ func TestSelectorsOfPartitions(t *testing.T) {
 	} {
 		for id, document := range documentsThatSelect(expr) {
 			got := selectors(t, document, selectingMachine("vda"))
-			if len(got) != 1 || got[0].ID != id || got[0].Kind != cluster.ForPartition || !slices.Equal(got[0].Found, want.Found) || got[0].System != want.System || got[0].Unknown != "" || got[0].Broken != want.Broken {
-				t.Errorf("%s, %s: %+v, want %+v", id, expr, got, want)
-			}
+			must.Not(t, len(got) != 1 || got[0].ID != id || got[0].Kind != cluster.ForPartition || !slices.Equal(got[0].Found, want.Found) || got[0].System != want.System || got[0].Unknown != "" || got[0].Broken != want.Broken,
+				"%s, %s: %+v, want %+v", id, expr, got, want)
 		}
 	}
 	for expr, unknown := range map[string]bool{`!system_disk`: true, `system_disk && disk.transport == "nvme"`: false, `disk.size > 1u * MB`: false} {
 		for id, document := range documentsThatSelect(expr) {
-			if got := selectors(t, document, selectingMachine("")); (got[0].Unknown != "") != unknown || got[0].Broken != "" {
-				t.Errorf("%s, %s, before it is installed: %+v", id, expr, got)
-			}
+			got := selectors(t, document, selectingMachine(""))
+			must.Not(t, (got[0].Unknown != "") != unknown || got[0].Broken != "", "%s, %s, before it is installed: %+v", id, expr, got)
 		}
 	}
 }
@@ -321,19 +316,15 @@ func TestSelectorsOfOtherKinds(t *testing.T) {
 		"an unattended installation": {document: fmt.Sprintf(installing, `disk.serial == "serial-vda"`), kind: cluster.ForInstall, found: []string{"vda"}, system: "vda"},
 	} {
 		got := selectors(t, tc.document, selectingMachine("vda"))
-		if len(got) != 1 || got[0].Kind != tc.kind || !slices.Equal(got[0].Found, tc.found) || got[0].System != tc.system || (got[0].Broken == "") != (tc.broken == "") || !strings.Contains(got[0].Broken, tc.broken) || got[0].Unknown != "" {
-			t.Errorf("%s: %+v", name, got)
-		}
+		must.Not(t, len(got) != 1 || got[0].Kind != tc.kind || !slices.Equal(got[0].Found, tc.found) || got[0].System != tc.system || (got[0].Broken == "") != (tc.broken == "") || !strings.Contains(got[0].Broken, tc.broken) || got[0].Unknown != "",
+			"%s: %+v", name, got)
 	}
 	for _, document := range []string{"kind: UserVolumeConfig\nname: data\nvolumeType: directory\n", "kind: VolumeConfig\nname: EPHEMERAL\nprovisioning: {maxSize: 5GiB}\n", fmt.Sprintf(inMain, "install: {disk: /dev/sda}")} {
-		if got := selectors(t, document, selectingMachine("vda")); len(got) > 0 {
-			t.Errorf("selects %+v: %s", got, document)
-		}
+		must.Equal(t, document, []cluster.DiskSelector(nil), selectors(t, document, selectingMachine("vda")))
 	}
 	arrays := fmt.Sprintf(aSelector, "UserVolumeConfig", "data", `disk.dev_path == "/dev/md127"`) + "---\napiVersion: v1alpha1\n" + fmt.Sprintf(aMember, "RAIDArrayConfig", "level: raid1\n", "disk.size > 1u")
-	if got := selectors(t, arrays, selectingMachine("vda")); got[0].Unknown == "" {
-		t.Errorf("an array that the same configuration makes: %+v", got)
-	}
+	got := selectors(t, arrays, selectingMachine("vda"))
+	must.Not(t, got[0].Unknown == "", "an array that the same configuration makes: %+v", got)
 }
 
 // TestSelectorsWithoutAMachine are unknown, not without a match.
@@ -345,12 +336,10 @@ func TestSelectorsWithoutAMachine(t *testing.T) {
 	}
 	text := strings.Join(documents, "---\n")
 	got, err := (&Client{}).Selectors(t.Context(), netip.Addr{}, false, []byte(text), "v1.14.1")
-	if err != nil || len(got) != 8 || slices.ContainsFunc(got, func(s cluster.DiskSelector) bool { return s.Unknown == "" }) {
-		t.Errorf("%v, %+v", err, got)
-	}
-	if got, err = (&Client{}).Selectors(t.Context(), netip.Addr{}, false, []byte(text), "v1.13.9"); err != nil || len(got) != 4 {
-		t.Errorf("as Talos 1.13 reads it: %v, %+v", err, got)
-	}
+	must.Not(t, err != nil || len(got) != 8 || slices.ContainsFunc(got, func(s cluster.DiskSelector) bool { return s.Unknown == "" }),
+		"%v, %+v", err, got)
+	got = must.Get((&Client{}).Selectors(t.Context(), netip.Addr{}, false, []byte(text), "v1.13.9"))(t)
+	must.Equal(t, "selectors as Talos 1.13 reads it", 4, len(got))
 }
 
 // systemPartition is a VolumeConfig that makes its volume a partition; of the others that need none, "" has no document.
@@ -358,12 +347,8 @@ const systemPartition = "---\napiVersion: v1alpha1\nkind: VolumeConfig\nname: %s
 
 func configVolumes(t *testing.T, text, version string) map[string]cluster.ConfigVolume {
 	t.Helper()
-	all, err := (&Client{}).ConfigVolumes(cluster.Secret(text), version)
-	if err != nil {
-		t.Fatalf("%v\n%s", err, text)
-	}
 	out := map[string]cluster.ConfigVolume{}
-	for _, v := range all {
+	for _, v := range must.Get((&Client{}).ConfigVolumes(cluster.Secret(text), version))(t) {
 		out[v.ID] = v
 	}
 	return out
@@ -387,9 +372,8 @@ func TestSystemVolumesByConfiguration(t *testing.T) {
 			"for Talos 1.13":  {mainDocument + fmt.Sprintf(systemPartition, id, "maxSize: 5GiB"), "v1.13.9", "directory"},
 			"another one's":   {mainDocument + fmt.Sprintf(systemPartition, "EPHEMERAL", "maxSize: 5GiB"), "v1.14.1", "directory"},
 		} {
-			if got := configVolumes(t, tc.text, tc.talos)[id]; got.Type != tc.want || got.Document != "VolumeConfig "+id {
-				t.Errorf("%s, %s: %+v", id, name, got)
-			}
+			got := configVolumes(t, tc.text, tc.talos)[id]
+			must.Not(t, got.Type != tc.want || got.Document != "VolumeConfig "+id, "%s, %s: %+v", id, name, got)
 		}
 	}
 }
@@ -447,8 +431,7 @@ func TestEncryptionByConfiguration(t *testing.T) {
 	} {
 		was, is := configVolumes(t, tc.was, "v1.14.1")["EPHEMERAL"].Encryption, configVolumes(t, tc.is, "v1.14.1")["EPHEMERAL"].Encryption
 		must.Equal(t, name, tc.opens, is.Opens(was, nil))
-		if shown := fmt.Sprint(was, is); strings.Contains(shown, "hush") || slices.Contains([]string{was.Keys[0], is.Keys[0]}, "x") {
-			t.Errorf("%s shows %s", name, shown)
-		}
+		shown := fmt.Sprint(was, is)
+		must.Not(t, strings.Contains(shown, "hush") || slices.Contains([]string{was.Keys[0], is.Keys[0]}, "x"), "%s shows %s", name, shown)
 	}
 }

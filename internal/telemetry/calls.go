@@ -8,21 +8,28 @@ import (
 	"maps"
 	"net"
 	"net/http"
+	"path"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
 	"syscall"
 	"time"
 
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/trace"
+	"go.opentelemetry.io/otel/trace/noop"
+	"google.golang.org/grpc"
+	grpccodes "google.golang.org/grpc/codes"
+	"google.golang.org/grpc/stats"
+	"google.golang.org/grpc/status"
+
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/ui"
 	"github.com/recast-sh/recast/pipeline"
 	"github.com/recast-sh/recast/pipeline/checkup"
-	"go.opentelemetry.io/otel/attribute"
-	"go.opentelemetry.io/otel/codes"
-	"go.opentelemetry.io/otel/trace"
-	"go.opentelemetry.io/otel/trace/noop"
 )
 
 // call is one request to a server. Bodies, queries, headers and the text of answers are
@@ -97,15 +104,13 @@ func (t *Telemetry) HTTP(server string) func(http.RoundTripper) http.RoundTrippe
 	return func(inner http.RoundTripper) http.RoundTripper { return &watched{t, server, inner} }
 }
 
-// watched records every request.
 type watched struct {
 	t      *Telemetry
 	server string
 	inner  http.RoundTripper
 }
 
-// RoundTrip implements http.RoundTripper. It adds no trace headers: these servers do not
-// take part in a trace.
+// RoundTrip implements http.RoundTripper. It adds no trace headers: these servers do not take part in a trace.
 func (w *watched) RoundTrip(req *http.Request) (*http.Response, error) {
 	c := &call{
 		server: w.server, method: req.Method, path: req.URL.Path, host: req.URL.Host,
@@ -245,7 +250,6 @@ func number(is bool) float64 {
 	return 0
 }
 
-// Planned records what a roll would do.
 func (t *Telemetry) Planned(plan planning.Plan) {
 	if t != nil {
 		t.answer(func(p *page) { planned(p, plan) })
@@ -314,7 +318,6 @@ func rolled(p *page, fared ui.Fared, took map[string]time.Duration) {
 	}
 }
 
-// Examined records the results of recast doctor.
 func (t *Telemetry) Examined(res checkup.Result) {
 	if t == nil {
 		return
@@ -329,4 +332,69 @@ func (t *Telemetry) Examined(res checkup.Result) {
 			checks(n, of[0], of[1])
 		}
 	})
+}
+
+func (t *Telemetry) GRPC(server string) []grpc.DialOption {
+	if t == nil {
+		return nil
+	}
+	return []grpc.DialOption{grpc.WithStatsHandler(&rpcs{t, server})}
+}
+
+type rpcs struct {
+	t      *Telemetry
+	server string
+}
+
+var _ stats.Handler = (*rpcs)(nil)
+
+type callKey struct{}
+
+func (r *rpcs) TagRPC(ctx context.Context, info *stats.RPCTagInfo) context.Context {
+	method := strings.TrimPrefix(info.FullMethodName, "/")
+	c := &call{server: r.server, method: method, change: !reads(method)}
+	ctx = r.t.begin(ctx, c, method, attrRPCSystem.String("grpc"), attrRPCMethod.String(method))
+	return context.WithValue(ctx, callKey{}, c)
+}
+
+func (r *rpcs) HandleRPC(ctx context.Context, s stats.RPCStats) {
+	c, ok := ctx.Value(callKey{}).(*call)
+	if !ok {
+		return
+	}
+	switch s := s.(type) {
+	case *stats.OutHeader:
+		if s.RemoteAddr != nil {
+			c.remote.Store(new(s.RemoteAddr.String()))
+			c.span.SetAttributes(attrAddress.String(s.RemoteAddr.String()))
+		}
+	case *stats.End:
+		code := status.FromContextError(s.Error).Code() // for errors not made by gRPC
+		if st, made := status.FromError(s.Error); made {
+			code = st.Code()
+		}
+		if remote := c.remote.Load(); remote != nil {
+			c.host = *remote
+		}
+		res := result{code: code.String(), class: code.String()}
+		if code != grpccodes.OK {
+			res.kind = code.String() // the message may quote the request
+		}
+		c.span.SetAttributes(attrRPCCode.String(res.code))
+		r.t.answered(c, res)
+		c.span.End()
+	}
+}
+
+func (*rpcs) TagConn(ctx context.Context, _ *stats.ConnTagInfo) context.Context { return ctx }
+func (*rpcs) HandleConn(context.Context, stats.ConnStats)                       {}
+
+// reads says whether a method of Talos' API is read-only; unknown methods are not.
+func reads(method string) bool {
+	return slices.Contains([]string{
+		"Get", "List", "Watch", // cosi.resource.State, and files and images of a machine
+		"Version", "Read", "Copy", "Hostname", "Memory", "SystemStat", "Mounts", "Containers", "Processes",
+		"Dmesg", "Logs", "Events", "ServiceList", "DiskUsage", "ImageList",
+		"EtcdStatus", "EtcdMemberList", "EtcdAlarmList", "EtcdSnapshot",
+	}, path.Base(method))
 }

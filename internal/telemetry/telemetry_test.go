@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
 	"os"
@@ -48,8 +49,7 @@ func start(t *testing.T, o Options) (*Telemetry, context.Context) {
 
 func read(t *testing.T, path string) string {
 	t.Helper()
-	b := must.Get(os.ReadFile(path))(t)
-	return string(b)
+	return string(must.Get(os.ReadFile(path))(t))
 }
 
 func TestTheLogOfARunHoldsWhatCameBefore(t *testing.T) {
@@ -86,21 +86,18 @@ func TestLogsAreBounded(t *testing.T) {
 		}
 	}
 	write(0, 3000)
-	if len(s.pending) > maxPending || !bytes.HasSuffix(s.pending, line(2999)) || len(s.pending)%len(line(0)) != 0 {
-		t.Errorf("%d bytes wait for a run", len(s.pending))
-	}
+	must.Not(t, len(s.pending) > maxPending || !bytes.HasSuffix(s.pending, line(2999)) || len(s.pending)%len(line(0)) != 0,
+		"%d bytes wait for a run", len(s.pending))
 	s.begin(dir)
 	write(3000, 30000)
 	s.close()
 	older, newest := read(t, filepath.Join(dir, story.OlderLogName)), read(t, filepath.Join(dir, story.LogName))
-	if len(older) > maxLog || len(newest) > maxLog || !strings.HasSuffix(newest, string(line(29999))) {
-		t.Errorf("logs of %d and %d bytes", len(older), len(newest))
-	}
+	must.Not(t, len(older) > maxLog || len(newest) > maxLog || !strings.HasSuffix(newest, string(line(29999))),
+		"logs of %d and %d bytes", len(older), len(newest))
 	all := older + newest
 	first := 30000 - len(all)/len(line(0))
-	if first < 3000 || !strings.HasPrefix(all, string(line(first))) {
-		t.Errorf("the logs begin with %.8s and have %d lines", all, len(all)/len(line(0)))
-	}
+	must.Not(t, first < 3000 || !strings.HasPrefix(all, string(line(first))),
+		"the logs begin with %.8s and have %d lines", all, len(all)/len(line(0)))
 }
 
 // TestALogThatCanNotBeWritten: there is one warning, and nothing fails.
@@ -111,13 +108,11 @@ func TestALogThatCanNotBeWritten(t *testing.T) {
 	tele.Began("run", filepath.Join(t.TempDir(), "gone"))
 	tele.log.Info("a line")
 	tele.End(ctx, 0, nil)
-	if len(warned) != 2 || !strings.HasPrefix(warned[0], "logging stopped: ") || !strings.HasPrefix(warned[1], "the run has no log: ") {
-		t.Errorf("warned of %q", warned)
-	}
+	must.Not(t, len(warned) != 2 || !strings.HasPrefix(warned[0], "logging stopped: ") || !strings.HasPrefix(warned[1], "the run has no log: "),
+		"warned of %q", warned)
 	for _, o := range []Options{{LogFile: t.TempDir() + "/no/log"}, {MetricsFile: t.TempDir() + "/no/metrics"}} {
-		if _, _, err := Start(t.Context(), o); fault.KindOf(err) != fault.Config {
-			t.Errorf("%+v: %v", o, err)
-		}
+		_, _, err := Start(t.Context(), o)
+		must.Not(t, fault.KindOf(err) != fault.Config, "%+v: %v", o, err)
 	}
 }
 
@@ -125,9 +120,8 @@ func TestWantsTraces(t *testing.T) {
 	t.Parallel()
 	const to = "OTEL_EXPORTER_OTLP_ENDPOINT=http://c "
 	type example struct {
-		env    string
-		want   bool
-		failed bool
+		env          string
+		want, failed bool
 	}
 	cases := map[string]example{
 		"nothing":         {"", false, false},
@@ -147,9 +141,7 @@ func TestWantsTraces(t *testing.T) {
 			env[key] = value
 		}
 		got, err := wantsTraces(func(key string) string { return env[key] })
-		if got != c.want || (err != nil) != c.failed {
-			t.Errorf("%t, %v", got, err)
-		}
+		must.Not(t, got != c.want || (err != nil) != c.failed, "%t, %v", got, err)
 	})
 }
 
@@ -166,12 +158,8 @@ func TestSpansAreSentAfterCtrlC(t *testing.T) {
 	stopped := errors.New("Ctrl-C")
 	err = run.Run(ctx, step.Step{ID: "roll", Do: func(ctx context.Context) error { cancel(stopped); return context.Cause(ctx) }})
 	tele.End(ctx, 130, err)
-	var got []string
-	for _, s := range kept.spans {
-		got = append(got, s.Name+": "+s.Status.Description)
-	}
-	want := []string{"roll: roll: Ctrl-C", "recast roll: roll: Ctrl-C"}
-	must.Equal(t, "spans", want, got)
+	got := cluster.Each(kept.spans, func(s tracetest.SpanStub) string { return s.Name + ": " + s.Status.Description })
+	must.Equal(t, "spans", []string{"roll: roll: Ctrl-C", "recast roll: roll: Ctrl-C"}, got)
 }
 
 // keeping is an exporter that keeps its spans for tests.
@@ -211,9 +199,7 @@ func TestChangesAreLogged(t *testing.T) {
 	}
 	tele.End(ctx, 0, nil)
 	text := read(t, path)
-	if strings.Contains(text, secret) {
-		t.Errorf("a secret is logged:\n%s", text)
-	}
+	must.Not(t, strings.Contains(text, secret), "a secret is logged:\n%s", text)
 	var got []string
 	for line := range strings.Lines(text) {
 		var l map[string]any
@@ -260,14 +246,9 @@ func TestDriftAsMetrics(t *testing.T) {
 		{Node: "wk1", Stale: true, Reasons: []cluster.Reason{{Code: "extension-digest"}, {Code: "extension-digest"}}},
 		{Node: "wk\"2", Unread: []string{"Talos"}},
 	}})
-	if _, err := os.Stat(path); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("written before the end: %v", err)
-	}
+	must.FailIs(t, must.Err(os.Stat(path)), os.ErrNotExist)
 	tele.End(ctx, 2, nil)
-	info, err := os.Stat(path)
-	if err != nil || info.Mode().Perm() != 0o644 {
-		t.Fatalf("%v, %v", info, err)
-	}
+	must.Equal(t, "mode", os.FileMode(0o644), must.Get(os.Stat(path))(t).Mode().Perm())
 	parser := expfmt.NewTextParser(model.UTF8Validation)
 	families := must.Get(parser.TextToMetricFamilies(strings.NewReader(read(t, path))))(t)
 	got := map[string]float64{}
@@ -308,13 +289,11 @@ func TestNilTelemetry(t *testing.T) {
 	tele.Rolled(pipeline.Report{}, ui.Fared{})
 	tele.Examined(checkup.Result{})
 	tele.End(t.Context(), 0, nil)
-	if run.Emit != nil || run.Context != nil || tele.HTTP("x") != nil || tele.GRPC("x") != nil {
-		t.Error("something is wrapped")
-	}
+	must.Not(t, run.Emit != nil || run.Context != nil || tele.HTTP("x") != nil || tele.GRPC("x") != nil,
+		"something is wrapped")
 }
 
-// parse reads a metrics file: values, or counts of summaries, by name and labels without
-// cluster and command.
+// parse reads a metrics file: values, or counts of summaries, by name and labels without cluster and command.
 func parse(t *testing.T, path string) map[string]float64 {
 	t.Helper()
 	parser := expfmt.NewTextParser(model.UTF8Validation)
@@ -345,13 +324,10 @@ func TestMetricsIntoAPipe(t *testing.T) {
 	defer r.Close()
 	tele, ctx := start(t, Options{MetricsFile: path})
 	tele.End(ctx, 0, nil)
-	if info, err := os.Lstat(path); err != nil || info.Mode().Type() != os.ModeNamedPipe {
-		t.Fatalf("it is %v now, %v", info.Mode(), err)
-	}
+	must.Equal(t, "type", os.ModeNamedPipe, must.Get(os.Lstat(path))(t).Mode().Type())
 	got := make([]byte, 64<<10)
-	if n, err := r.Read(got); err != nil || !strings.Contains(string(got[:n]), "# TYPE recast_") {
-		t.Errorf("it holds %q, %v", got[:n], err)
-	}
+	n, err := r.Read(got)
+	must.Not(t, err != nil || !strings.Contains(string(got[:n]), "# TYPE recast_"), "it holds %q, %v", got[:n], err)
 }
 
 // TestStepsAreCountedByKind: neither branches nor names of nodes are kinds.
@@ -371,12 +347,8 @@ func TestStepsAreCountedByKind(t *testing.T) {
 			branch("wk1", branch("take-down", step.Step{ID: "drain", Do: work})),
 			branch("wk2", branch("take-down", step.Step{ID: "drain", Do: func(context.Context) error { return errors.New("broken") }})))))
 	tele.End(ctx, 1, err)
-	got := map[string]float64{}
-	for key, v := range parse(t, path) {
-		if strings.HasPrefix(key, "step") {
-			got[key] = v
-		}
-	}
+	got := parse(t, path)
+	maps.DeleteFunc(got, func(key string, _ float64) bool { return !strings.HasPrefix(key, "step") })
 	want := map[string]float64{"step_duration_seconds try-boot": 2, "step_duration_seconds drain": 2, "steps_failed_total drain": 1}
 	must.Equal(t, "metrics of steps", want, got)
 }
@@ -387,9 +359,7 @@ func TestRulesOfTheNotes(t *testing.T) {
 	t.Parallel()
 	notes := read(t, "../../docs/notes/observability.md")
 	rules := regexp.MustCompile(`(?m)^  expr: (.*)$`).FindAllStringSubmatch(notes, -1)
-	if len(rules) != 2 {
-		t.Fatalf("the notes have %q", rules)
-	}
+	must.Equal(t, "rules in the notes", 2, len(rules))
 	for name, c := range map[string]struct {
 		exit  int
 		nodes []observe.Drift // nil: it failed before reading nodes

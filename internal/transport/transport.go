@@ -37,7 +37,6 @@ type Watch struct {
 	sent  bool // the request was answered or failed: the rest of it no longer matters
 }
 
-// NewWatch returns a watch, and the context of the exchange that the watch ends.
 func NewWatch(ctx context.Context) (context.Context, *Watch) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	timer := time.AfterFunc(time.Hour, func() {})
@@ -57,14 +56,12 @@ func (w *Watch) restart(after time.Duration, err *Stalled) {
 	w.timer = time.AfterFunc(after, func() { w.cancel(err) })
 }
 
-// Pause stops the clock.
 func (w *Watch) Pause() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.timer.Stop()
 }
 
-// Close ends the exchange.
 func (w *Watch) Close() {
 	w.Pause()
 	w.cancel(nil)
@@ -114,7 +111,6 @@ func (a *answer) Close() error {
 	return a.ReadCloser.Close()
 }
 
-// upload is the body of a request.
 type upload struct {
 	io.ReadCloser
 	watch  *Watch
@@ -186,7 +182,6 @@ type Limited struct {
 	Limits
 }
 
-// RoundTrip implements http.RoundTripper.
 func (t Limited) RoundTrip(req *http.Request) (*http.Response, error) {
 	resp, w, err := t.send(req)
 	if err != nil {
@@ -230,7 +225,6 @@ func (t Limited) send(req *http.Request) (*http.Response, *Watch, error) {
 	return resp, w, nil
 }
 
-// download is the body of an answer.
 type download struct {
 	Limited
 	req     *http.Request
@@ -302,7 +296,6 @@ func (d *download) rest() (again bool, err error) {
 
 func (d *download) Close() error { return d.body.Close() }
 
-// Pause waits for d. It returns the error of ctx if ctx ends before.
 func Pause(ctx context.Context, d time.Duration) error {
 	t := time.NewTimer(d)
 	defer t.Stop()
@@ -314,7 +307,6 @@ func Pause(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// Dial makes a connection, as net.Dialer.DialContext does.
 type Dial = func(ctx context.Context, network, addr string) (net.Conn, error)
 
 // BoundedDial bounds each attempt to make a connection, and for how long the peer may accept no data. The second
@@ -349,7 +341,6 @@ func (c *stallConn) SetWriteDeadline(t time.Time) error {
 	return c.Conn.SetWriteDeadline(t)
 }
 
-// SetDeadline implements net.Conn.
 func (c *stallConn) SetDeadline(t time.Time) error {
 	return errors.Join(c.SetReadDeadline(t), c.SetWriteDeadline(t))
 }

@@ -45,9 +45,8 @@ func TestAnswerEnds(t *testing.T) {
 		if _, err := body.Read(make([]byte, 1)); !errors.Is(err, tc.want) || time.Since(begun) != tc.took {
 			t.Errorf("after %s: %v, want %v", time.Since(begun), err, tc.want)
 		}
-		if err := body.Close(); err != nil || ctx.Err() == nil {
-			t.Errorf("closed: %v, the exchange ended: %t", err, ctx.Err() != nil)
-		}
+		err := body.Close()
+		must.Not(t, err != nil || ctx.Err() == nil, "closed: %v, the exchange ended: %t", err, ctx.Err() != nil)
 	})
 }
 
@@ -68,9 +67,8 @@ func TestBoundedDial(t *testing.T) {
 	}, func(t *testing.T, tc row) {
 		ours, theirs := net.Pipe()
 		dial := BoundedDial(func(ctx context.Context, _, _ string) (net.Conn, error) {
-			if left, ok := ctx.Deadline(); !ok || time.Until(left) != time.Second {
-				t.Error("the attempt to connect has no limit")
-			}
+			left, ok := ctx.Deadline()
+			must.Not(t, !ok || time.Until(left) != time.Second, "the attempt to connect has no limit")
 			return ours, nil
 		}, time.Second, time.Minute)
 		conn := must.Get(dial(t.Context(), "tcp", "pve1:8006"))(t)
@@ -86,9 +84,8 @@ func TestBoundedDial(t *testing.T) {
 			}()
 		}
 		begun := time.Now()
-		if _, err := conn.Write(make([]byte, 256<<10)); (err == nil) != tc.whole || time.Since(begun) != tc.took {
-			t.Errorf("after %s: %v", time.Since(begun), err)
-		}
+		_, err := conn.Write(make([]byte, 256<<10))
+		must.Not(t, (err == nil) != tc.whole || time.Since(begun) != tc.took, "after %s: %v", time.Since(begun), err)
 		begun = time.Now()
 		if _, err := conn.Write([]byte("close alert")); !tc.whole && (!errors.Is(err, os.ErrDeadlineExceeded) || time.Since(begun) != 0) {
 			t.Errorf("once it is dead: %v after %s", err, time.Since(begun))

@@ -10,15 +10,17 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/pve/api/apitest"
 	"github.com/recast-sh/recast/internal/sim/must"
@@ -60,16 +62,13 @@ func connWith(t *testing.T, s *apitest.Site, o Options, hosts ...string) *Conn {
 // inSite runs a test in a bubble with a site of its own, beside the others.
 func inSite(t *testing.T, test func(t *testing.T, s *apitest.Site)) {
 	t.Helper()
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) { test(t, apitest.NewSite(t)) })
+	must.Bubble(t, func(t *testing.T) { test(t, apitest.NewSite(t)) })
 }
 
 // inEachSite runs each row of a table in a site of its own, all at the same time.
 func inEachSite[T any](t *testing.T, rows map[string]T, test func(t *testing.T, s *apitest.Site, row T)) {
 	t.Helper()
-	must.Each(t, rows, func(t *testing.T, row T) {
-		synctest.Test(t, func(t *testing.T) { test(t, apitest.NewSite(t), row) })
-	})
+	must.Bubbles(t, rows, func(t *testing.T, row T) { test(t, apitest.NewSite(t), row) })
 }
 
 func TestReadIsRepeated(t *testing.T) {
@@ -91,18 +90,15 @@ func TestReadIsRepeated(t *testing.T) {
 		"empty success":               {[]route{raw("200 OK", "")}, again[:1], "GET /cluster/nextid: 200 the answer is not that of a Proxmox API"},
 		"forgot who asks":             {[]route{raw("500 user name not set", ""), data(`"100"`)}, again, ""},
 		"given up": {
-			[]route{raw("599 Too many redirections", "")},
-			[]string{request, request, request, request},
-			"GET /cluster/nextid: 599 Too many redirections",
+			[]route{raw("599 Too many redirections", "")}, []string{request, request, request, request}, "GET /cluster/nextid: 599 Too many redirections",
 		},
 	}, func(t *testing.T, s *apitest.Site, tc row) {
 		pve1 := s.Node(t, "pve1")
 		pve1.On(request, tc.answers...)
 		var got string
 		err := connTo(t, s, "pve1").Get(t.Context(), "/cluster/nextid", &got)
-		if tc.err == "" && (err != nil || got != "100") || tc.err != "" && fmt.Sprint(err) != tc.err {
-			t.Errorf("got %q, error %v; want error %q", got, err, tc.err)
-		}
+		must.Equal(t, "error", cmp.Or(tc.err, "<nil>"), fmt.Sprint(err))
+		must.Not(t, err == nil && got != "100", "got %q", got)
 		must.Equal(t, "requests", tc.want, pve1.Requests())
 	})
 }
@@ -126,12 +122,8 @@ func TestChangeWithAForgottenUser(t *testing.T) {
 					pve1 := s.Node(t, "pve1")
 					pve1.On(method+" /nodes/pve1/qemu/101/config", tc.answers...)
 					err := connTo(t, s, "pve1").Change(t.Context(), method, "/nodes/pve1/qemu/101/config", nil, nil)
-					if tc.err == "" && err != nil || tc.err != "" && (err == nil || !strings.Contains(err.Error(), tc.err)) {
-						t.Errorf("error is %v, want %q", err, tc.err)
-					}
-					if errors.Is(err, cluster.ErrLostAnswer) {
-						t.Errorf("%v: nothing was done", err)
-					}
+					must.Fail(t, err, tc.err)
+					must.Not(t, errors.Is(err, cluster.ErrLostAnswer), "%v: nothing was done", err)
 					must.Equal(t, "sent", tc.times, len(pve1.Requests()))
 				})
 			})
@@ -147,8 +139,7 @@ func TestChangeGoesToAnotherEndpointIfNothingWasSent(t *testing.T) {
 		for range 2 {
 			must.Do(t, c.Change(t.Context(), http.MethodPut, "/nodes/pve1/qemu/101/config", map[string]string{"cores": "2"}, nil))
 		}
-		want := []string{"PUT /nodes/pve1/qemu/101/config", "PUT /nodes/pve1/qemu/101/config"}
-		must.Equal(t, "requests", want, pve2.Requests())
+		must.Equal(t, "requests", slices.Repeat([]string{"PUT /nodes/pve1/qemu/101/config"}, 2), pve2.Requests())
 		must.Equal(t, "first endpoint", int64(1), c.relay.current.Load())
 	})
 }
@@ -176,19 +167,16 @@ func TestNewRefuses(t *testing.T) {
 		o := good
 		tc.change(&o)
 		_, err := Connect(o)
-		if fmt.Sprint(err) != tc.want || fault.KindOf(err) != fault.Config {
-			t.Errorf("error %v of kind %v, want %q", err, fault.KindOf(err), tc.want)
-		}
+		must.FailAs(t, err, fault.Config)
+		must.Equal(t, "error", tc.want, fmt.Sprint(err))
 	})
 }
 
 func TestEndpoints(t *testing.T) {
 	t.Parallel()
 	got := must.Get(parseEndpoints([]string{"https://pve1/", "https://[::1]:443", "https://pve2.example"}))(t)
-	want := []string{net.JoinHostPort("pve1", "8006"), "[::1]:443", "pve2.example:8006"}
-	for i, u := range got {
-		must.Equal(t, "host", want[i], u.Host)
-	}
+	hosts := cluster.Each(got, func(u *url.URL) string { return u.Host })
+	must.Equal(t, "hosts", []string{"pve1:8006", "[::1]:443", "pve2.example:8006"}, hosts)
 }
 
 // dead is an address that drops packets; deaf one that accepts connections and never answers.
@@ -258,17 +246,9 @@ func TestReadsAreBounded(t *testing.T) {
 		start := time.Now()
 		var raw any
 		err := c.Get(t.Context(), "/nodes/pve9/qemu/101/config", &raw)
-		if took := time.Since(start); took > tc.within {
-			t.Errorf("took %s, more than %s", took, tc.within)
-		}
+		must.Take(t, start, 0, tc.within)
 		must.Equal(t, "error", cmp.Or(tc.err, "<nil>"), fmt.Sprint(err))
-		asked := 0
-		for _, f := range hosts {
-			if len(f.Requests()) > 0 {
-				asked++
-			}
-		}
-		must.Equal(t, "hosts asked", tc.asked, asked)
+		must.Equal(t, "hosts asked", tc.asked, len(cluster.Where(hosts, func(f *fake) bool { return len(f.Requests()) > 0 })))
 	})
 }
 
@@ -283,9 +263,7 @@ func TestAnEndpointIsNotBlamedForAnother(t *testing.T) {
 		c := connTo(t, s, "pve1", "pve2")
 		var out any
 		err := c.Get(t.Context(), "/nodes/pve9/tasks", &out)
-		if hints := fmt.Sprint(fault.Hints(err)); hints != "[the node that was asked does not reach pve9: see whether that one is up, and its pveproxy and pvedaemon]" {
-			t.Errorf("error %v, hints %s", err, hints)
-		}
+		must.Equal(t, "hints", []string{"the node that was asked does not reach pve9: see whether that one is up, and its pveproxy and pvedaemon"}, fault.Hints(err))
 		must.Do(t, c.Get(t.Context(), "/version", &out))
 		must.Equal(t, "last asked of pve1", "GET /version", pve1.Requests()[len(pve1.Requests())-1])
 	})
@@ -337,12 +315,9 @@ func TestSlowBody(t *testing.T) {
 			must.Do(t, resp.Body.Close())
 		}
 		close(release)
-		if took := time.Since(start); (err != nil) != tc.err || tc.err == (took > tc.want) {
-			t.Errorf("error %v after %s", err, took)
-		}
-		if tc.err && !errors.Is(err, cluster.ErrLostAnswer) {
-			t.Errorf("error is %v", err)
-		}
+		took := time.Since(start)
+		must.Not(t, (err != nil) != tc.err || tc.err == (took > tc.want), "error %v after %s", err, took)
+		must.Not(t, tc.err && !errors.Is(err, cluster.ErrLostAnswer), "error is %v", err)
 	})
 }
 
@@ -357,9 +332,9 @@ func TestAnAnswerThatDoesNotEnd(t *testing.T) {
 		})
 		start := time.Now()
 		err := connTo(t, s, "pve1").Change(t.Context(), http.MethodPut, "/x", nil, nil)
-		if took := time.Since(start); !errors.Is(err, cluster.ErrLostAnswer) || !errors.Is(err, errSlowAnswer) || took != headerTimeout {
-			t.Errorf("error %v after %s", err, took)
-		}
+		must.FailIs(t, err, cluster.ErrLostAnswer)
+		must.FailIs(t, err, errSlowAnswer)
+		must.Take(t, start, headerTimeout, headerTimeout)
 	})
 }
 
@@ -384,8 +359,7 @@ func TestHTTP2IsNotUsed(t *testing.T) {
 		var wg sync.WaitGroup
 		srv.TLSConfig = &tls.Config{Certificates: []tls.Certificate{s.Cert}}
 		wg.Go(func() { _ = srv.ServeTLS(l, "", "") })
-		c := connTo(t, s, "pve1")
-		err = c.Change(t.Context(), http.MethodPut, "/x", nil, nil)
+		err = connTo(t, s, "pve1").Change(t.Context(), http.MethodPut, "/x", nil, nil)
 		must.Equal(t, "error", "PUT /x: 500 no options specified", fmt.Sprint(err))
 		must.Do(t, srv.Close())
 		wg.Wait()
@@ -422,21 +396,12 @@ func TestTrust(t *testing.T) {
 			n.On("GET /cluster/status", data(`[{"type":"cluster","quorate":1}]`))
 		}
 		err := connWith(t, s, tc.options(t, s), host, "pve2").Get(t.Context(), "/cluster/status", new(any))
+		must.Fail(t, err, tc.err)
 		if tc.err == "" {
-			if err != nil {
-				t.Error(err)
-			}
 			return
 		}
-		if err == nil || !strings.Contains(err.Error(), tc.err) {
-			t.Errorf("error is %v, want %q in it", err, tc.err)
-		}
-		if hints := fmt.Sprint(fault.Hints(err)); !strings.Contains(hints, tc.hint) {
-			t.Errorf("hints are %s, want %q in them", hints, tc.hint)
-		}
-		if len(first.Requests())+len(second.Requests()) > 0 {
-			t.Error("a request went to a server that is not trusted")
-		}
+		must.Contain(t, "hints", fmt.Sprint(fault.Hints(err)), tc.hint)
+		must.Not(t, len(first.Requests())+len(second.Requests()) > 0, "a request went to a server that is not trusted")
 	})
 }
 
@@ -447,9 +412,9 @@ func TestCertificateThatRanOut(t *testing.T) {
 		time.Sleep(time.Until(s.Cert.Leaf.NotAfter) + time.Second)
 		err := connTo(t, s, "pve1").Get(t.Context(), "/cluster/status", new(any))
 		why, wrongName := Untrusted(err)
-		if hints := fmt.Sprint(fault.Hints(err)); !strings.Contains(why, "expired") || wrongName || !strings.Contains(hints, "this machine's clock") || strings.Contains(hints, "caFile") {
-			t.Errorf("%v: %q, %t, %s", err, why, wrongName, hints)
-		}
+		hints := fmt.Sprint(fault.Hints(err))
+		must.Contain(t, "why, hints", why+hints, "expired", "this machine's clock")
+		must.Not(t, wrongName || strings.Contains(hints, "caFile"), "%v: %t, %s", err, wrongName, hints)
 	})
 }
 
@@ -466,13 +431,11 @@ func TestUntrusted(t *testing.T) {
 			"pve9": {Options{RootCAs: s.Pool()}, "pve9", true},
 		} {
 			err := connWith(t, s, want.o, host).Get(t.Context(), "/cluster/status", new(any))
-			if why, wrongName := Untrusted(err); !strings.Contains(why, want.why) || wrongName != want.wrongName {
-				t.Errorf("%s: %q, %t: %v", host, why, wrongName, err)
-			}
+			why, wrongName := Untrusted(err)
+			must.Not(t, !strings.Contains(why, want.why) || wrongName != want.wrongName, "%s: %q, %t: %v", host, why, wrongName, err)
 		}
-		if why, _ := Untrusted(errors.New("refused")); why != "" {
-			t.Errorf("another error: %q", why)
-		}
+		why, _ := Untrusted(errors.New("refused"))
+		must.Not(t, why != "", "another error: %q", why)
 	})
 }
 
@@ -481,8 +444,179 @@ func TestWrongFingerprintShowsBoth(t *testing.T) {
 		s.Node(t, "pve1")
 		err := connWith(t, s, Options{Fingerprint: strings.Repeat("ab", 32)}, "pve1").Get(t.Context(), "/cluster/status", new(any))
 		e, ok := errors.AsType[*FingerprintError](err)
-		if !ok || e.Got != s.Fingerprint() || e.Addr != "pve1:8006" || len(e.Want) != 1 || e.Want[0] != strings.Repeat("AB:", 31)+"AB" {
-			t.Errorf("error is %+v", err)
+		must.Not(t, !ok || e.Got != s.Fingerprint() || e.Addr != "pve1:8006" || len(e.Want) != 1 || e.Want[0] != strings.Repeat("AB:", 31)+"AB",
+			"error is %+v", err)
+	})
+}
+
+func TestParseError(t *testing.T) {
+	type row struct {
+		status     int
+		line, body string
+		want       Error
+		text       string
+	}
+	must.Each(t, map[string]row{
+		"message in both": {
+			500, "500 storage 'x' does not exist", `{"data":null,"message":"storage 'x' does not exist\n"}`,
+			Error{Status: 500, Reason: "storage 'x' does not exist", Message: "storage 'x' does not exist"},
+			"POST /p: 500 storage 'x' does not exist",
+		},
+		"status line only": {401, "401 No ticket", "", Error{Status: 401, Reason: "No ticket"}, "POST /p: 401 No ticket"},
+		"no reason, as behind an HTTP/2 proxy": {
+			500, "500", `{"message":"VM 110 is running - destroy failed\n","data":null}`,
+			Error{Status: 500, Message: "VM 110 is running - destroy failed"},
+			"POST /p: 500 VM 110 is running - destroy failed",
+		},
+		"neither": {500, "500 ", "", Error{Status: 500}, "POST /p: 500"},
+		"parameters": {
+			400, "400 Parameter verification failed.", `{"errors":{"scsi0":"bad\n","name":"worse"},"message":"Parameter verification failed.\n","data":null}`,
+			Error{Status: 400, Reason: "Parameter verification failed.", Message: "Parameter verification failed.", Params: map[string]string{"scsi0": "bad", "name": "worse"}},
+			"POST /p: 400 Parameter verification failed.: name: worse; scsi0: bad",
+		},
+		"plain text of the HTTP server": {
+			501, "501 chunked transfer encoding not supported", "chunked transfer encoding not supported",
+			Error{Status: 501, Reason: "chunked transfer encoding not supported"},
+			"POST /p: 501 chunked transfer encoding not supported",
+		},
+		"plain text alone": {
+			500, "500 ", "upload failed at AnyEvent.pm line 1370.\nmore\n",
+			Error{Status: 500, Message: "upload failed at AnyEvent.pm line 1370."},
+			"POST /p: 500 upload failed at AnyEvent.pm line 1370.",
+		},
+		"a proxy's page alone": {502, "502", "<html>", Error{Status: 502}, "POST /p: 502"},
+		"a proxy's page":       {502, "502 Bad Gateway", "<html>", Error{Status: 502, Reason: "Bad Gateway"}, "POST /p: 502 Bad Gateway"},
+	}, func(t *testing.T, tc row) {
+		got := parseError("POST", "/p", tc.status, tc.line, []byte(tc.body))
+		tc.want.Method, tc.want.Path = "POST", "/p"
+		must.Equal(t, "parsed", &tc.want, got)
+		must.Equal(t, "text", tc.text, got.Error())
+	})
+}
+
+func TestSentinels(t *testing.T) {
+	all := []error{cluster.ErrChanged, cluster.ErrLocked, cluster.ErrExists, cluster.ErrLostAnswer, cluster.ErrStorageBusy, ErrNoSpace, images.ErrNoStorage}
+	type row struct {
+		err  error
+		want []error
+	}
+	must.Each(t, map[string]row{
+		"config write":         {&Error{Method: "PUT", Status: 500, Reason: "checksum mismatch (file change by other user?)"}, []error{cluster.ErrChanged}},
+		"move_disk":            {&Error{Method: "POST", Status: 500, Message: "VM 200: detected modified configuration - file changed by other user? Try again."}, []error{cluster.ErrChanged}},
+		"task":                 {&TaskError{Exit: "VM 9: detected modified configuration - file changed by other user? Try again."}, []error{cluster.ErrChanged}},
+		"locked":               {&Error{Method: "PUT", Status: 500, Message: "VM is locked (backup)"}, []error{cluster.ErrLocked}},
+		"locked, in a task":    {&TaskError{Exit: "VM is locked (snapshot-delete)"}, []error{cluster.ErrLocked}},
+		"upload's checksum":    {&TaskError{Exit: "checksum mismatch: got 'a' != expect 'b'"}, nil},
+		"taken":                {&Error{Method: "POST", Status: 500, Reason: "unable to create VM 100 - VM 100 already exists on node 'pve1'"}, []error{cluster.ErrExists}},
+		"taken by container":   {&TaskError{Exit: "unable to create VM 100 - CT 100 already exists on node 'pve1'"}, []error{cluster.ErrExists}},
+		"gateway on a change":  {&Error{Method: "POST", Status: 595, Reason: "Connection refused"}, []error{cluster.ErrLostAnswer}},
+		"gateway on a read":    {&Error{Method: "GET", Status: 595, Reason: "Connection refused"}, nil},
+		"killed task":          {&TaskError{Exit: "unexpected status"}, []error{cluster.ErrLostAnswer}},
+		"its log was lost":     {&TaskError{Exit: "unable to read tail (got 0 bytes)"}, []error{cluster.ErrLostAnswer}},
+		"its log is missing":   {&TaskError{Exit: "unable to open file - No such file or directory"}, []error{cluster.ErrLostAnswer}},
+		"no quorum":            {&TaskError{Exit: "unable to open file '/etc/pve/nodes/pve1/qemu-server/1.conf.tmp.9' - Permission denied"}, nil},
+		"file system full":     {&TaskError{Exit: "qemu-img: /x: error while writing: No space left on device"}, []error{ErrNoSpace}},
+		"volume group full":    {&TaskError{Exit: `lvcreate error: Volume group "pve" has insufficient free space (0 extents): 1280 required.`}, []error{ErrNoSpace}},
+		"zfs full":             {&TaskError{Exit: "zfs error: cannot create 'rpool/x': out of space"}, []error{ErrNoSpace}},
+		"unknown storage":      {&Error{Method: "GET", Status: 500, Reason: "storage 'nosuch' does not exist"}, []error{images.ErrNoStorage}},
+		"another host's":       {&Error{Method: "GET", Status: 500, Reason: "storage 'only2' is not available on node 'pve1'"}, []error{images.ErrNoStorage}},
+		"disabled storage":     {&Error{Method: "GET", Status: 500, Reason: "storage 'old' is disabled"}, []error{images.ErrNoStorage}},
+		"zfs is busy":          {&TaskError{Exit: "zfs error: cannot rename 'rpool/data/vm-101-disk-0': dataset is busy"}, []error{cluster.ErrStorageBusy}},
+		"zfs is slow":          {&TaskError{Exit: "command 'zfs rename rpool/data/vm-101-disk-0 rpool/data/vm-9001-disk-0' failed: got timeout"}, []error{cluster.ErrStorageBusy}},
+		"zfs destroys nothing": {&TaskError{Exit: "zfs error: cannot destroy 'rpool/data/vm-101-disk-0': dataset is busy"}, nil},
+		"zfs has no such":      {&TaskError{Exit: "zfs error: cannot open 'rpool/data/vm-101-disk-0': dataset does not exist"}, nil},
+		"ceph is busy":         {&TaskError{Exit: "could not rename image 'vm-101-disk-0' to 'vm-9001-disk-0': rbd: rename error: (16) Device or resource busy"}, []error{cluster.ErrStorageBusy}},
+		"ceph does not answer": {&TaskError{Exit: "could not rename image 'vm-101-disk-0' to 'vm-9001-disk-0': rbd: rename error: (110) Connection timed out"}, []error{cluster.ErrStorageBusy}},
+		"ceph has no such":     {&TaskError{Exit: "could not rename image 'vm-101-disk-0' to 'vm-9001-disk-0': rbd: rename error: (2) No such file or directory"}, nil},
+		"a file is busy":       {&TaskError{Exit: "rename '/mnt/pve/nfs/images/101/vm-101-disk-0.raw' to '/mnt/pve/nfs/images/9001/vm-9001-disk-0.raw' failed - Device or resource busy"}, []error{cluster.ErrStorageBusy}},
+		"a file is elsewhere":  {&TaskError{Exit: "rename '/a/images/101/x.raw' to '/a/images/9001/x.raw' failed - Invalid cross-device link"}, nil},
+		"list of tasks":        {&Error{Method: "POST", Status: 500, Message: "can't lock file '/var/log/pve/tasks/.active.lock' - got timeout"}, []error{cluster.ErrLostAnswer}},
+		"missing volume":       {&TaskError{Exit: "volume 'local:iso/x.iso' does not exist"}, nil},
+		"parameter is at odds": {&Error{Method: "PUT", Status: 400, Params: map[string]string{"scsi0": "no space left on storage"}}, []error{ErrNoSpace}},
+	}, func(t *testing.T, tc row) {
+		for _, s := range all {
+			must.Equal(t, s.Error(), slices.Contains(tc.want, s), errors.Is(tc.err, s))
 		}
+	})
+}
+
+func FuzzParseError(f *testing.F) {
+	f.Add(400, "400 Parameter verification failed.", `{"errors":{"a":"b"},"message":"m"}`)
+	f.Add(595, "595 Connection refused", "")
+	f.Add(500, "", `{"message":{"a":[1]},"errors":{"x":null}}`)
+	f.Fuzz(func(t *testing.T, status int, line, body string) {
+		e := parseError("POST", "/p", status, line, []byte(body))
+		must.Not(t, e.Error() == "" || e.Status != status, "lost: %+v", e)
+		e.Unwrap()
+	})
+}
+
+func TestHints(t *testing.T) {
+	const (
+		quorum  = "without quorum nothing can be written to /etc/pve"
+		storage = "see what is wrong with that storage on its node"
+		killed  = "the task's worker was killed, or its node went down"
+	)
+	c := &Conn{TokenID: "u@pve!t"}
+	type row struct {
+		err  error
+		want string
+	}
+	must.Each(t, map[string]row{
+		"quorum is asked for first":   {&Error{Method: "POST", Status: 500, Reason: "cluster not ready - no quorum?"}, quorum},
+		"a lock without quorum":       {&Error{Method: "PUT", Status: 500, Message: "cfs-lock 'file-user_cfg' error: no quorum!\n"}, quorum},
+		"a write without quorum":      {&TaskError{Exit: "unable to open file '/etc/pve/nodes/pve1/qemu-server/1.conf.tmp.9' - Permission denied"}, quorum},
+		"a file of another directory": {&TaskError{Exit: "unable to open file '/mnt/pve/x/1.raw' - Permission denied"}, ""},
+		"a missing directory":         {&TaskError{Exit: "unable to activate storage 'fast' - directory '/mnt/fast' does not exist or is unreachable"}, storage},
+		"an unavailable share":        {&Error{Method: "GET", Status: 500, Reason: "storage 'nfs' is not online"}, storage},
+		"a killed worker":             {&TaskError{Exit: "unexpected status"}, killed},
+		"anything else":               {&TaskError{Exit: "bridge 'vmbr9' does not exist"}, ""},
+	}, func(t *testing.T, tc row) {
+		got := strings.Join(fault.Hints(c.Explain(tc.err)), "\n")
+		must.Not(t, tc.want == "" && got != "" || !strings.HasPrefix(got, tc.want), "hint %q, want %q", got, tc.want)
+	})
+}
+
+func TestParseUPID(t *testing.T) {
+	type row struct {
+		in   string
+		want UPID
+		err  bool
+	}
+	must.Each(t, map[string]row{
+		"delete": {
+			in:   testUPID,
+			want: UPID{Raw: testUPID, Node: "pve1", Type: "qmdestroy", ID: "101", User: "recast@pve!roll", Start: time.Unix(0x386D4380, 0), Ticks: 0x12345},
+		},
+		"reassign": {
+			in:   "UPID:pve1:0000ABCD:0123456789:386D4380:qmmove:100-scsi1>200-scsi5:root@pam:",
+			want: UPID{Raw: "UPID:pve1:0000ABCD:0123456789:386D4380:qmmove:100-scsi1>200-scsi5:root@pam:", Node: "pve1", Type: "qmmove", ID: "100-scsi1>200-scsi5", User: "root@pam", Start: time.Unix(0x386D4380, 0), Ticks: 0x123456789},
+		},
+		"without object": {
+			in:   "UPID:n:1:2:3:imgcopy::root@pam:",
+			want: UPID{Raw: "UPID:n:1:2:3:imgcopy::root@pam:", Node: "n", Type: "imgcopy", User: "root@pam", Start: time.Unix(3, 0), Ticks: 2},
+		},
+		"empty":             {in: "", err: true},
+		"cut short":         {in: "UPID:pve1:0000ABCD:00012345:386D4380:qmdestroy:101:recast@pve!roll", err: true},
+		"no hexadecimal":    {in: "UPID:pve1:x:00012345:386D4380:qmdestroy:101:root@pam:", err: true},
+		"time out of range": {in: "UPID:pve1:1:1:FFFFFFFFFF:qmdestroy:101:root@pam:", err: true},
+		"no node":           {in: "UPID::1:1:1:qmdestroy:101:root@pam:", err: true},
+	}, func(t *testing.T, tc row) {
+		got, err := ParseUPID(tc.in)
+		must.Equal(t, "fails", tc.err, err != nil)
+		must.Equal(t, "parsed", tc.want, got)
+	})
+}
+
+func FuzzParseUPID(f *testing.F) {
+	f.Add(testUPID)
+	f.Add("UPID:n:1:2:3:imgcopy::root@pam:")
+	f.Fuzz(func(t *testing.T, s string) {
+		u, err := ParseUPID(s)
+		if err != nil {
+			return
+		}
+		must.Not(t, u.Node == "" || u.Type == "" || u.Raw != s || strings.Contains(u.ID, ":"), "%q is read as %+v", s, u)
+		must.Equal(t, s, 5, strings.Count(u.Path("status"), "/"))
 	})
 }

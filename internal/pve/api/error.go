@@ -2,11 +2,13 @@ package api
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
+	"net"
 	"net/http"
 	"net/url"
 	"regexp"
@@ -22,10 +24,8 @@ import (
 	"github.com/recast-sh/recast/internal/wait"
 )
 
-// ErrNoSpace says that a storage has no room for the request.
 var ErrNoSpace = errors.New("no space left")
 
-// Error is a Proxmox answer other than success.
 type Error struct {
 	Method, Path string // Path without the /api2/json prefix and the query
 	Status       int
@@ -52,19 +52,13 @@ func (e *Error) Error() string {
 
 // Said returns the server's message: that of the body, which proxies do not lose, or else that of the status line.
 func (e *Error) Said() string {
-	if e.Message != "" {
-		return e.Message
-	}
-	return e.Reason
+	return cmp.Or(e.Message, e.Reason)
 }
 
 // text returns the server's whole answer, in which callers look for known wordings.
 func (e *Error) text() string {
-	parts := []string{e.Reason, e.Message}
-	for _, name := range slices.Sorted(maps.Keys(e.Params)) {
-		parts = append(parts, e.Params[name])
-	}
-	return strings.Join(parts, "\n")
+	params := cluster.Each(slices.Sorted(maps.Keys(e.Params)), func(name string) string { return e.Params[name] })
+	return strings.Join(append([]string{e.Reason, e.Message}, params...), "\n")
 }
 
 // Unwrap returns the sentinels that match the answer.
@@ -136,8 +130,7 @@ func sentinels(text string) []error {
 // 59x have no body, HTTP/2 proxies drop the reason.
 func parseError(method, path string, status int, statusLine string, body []byte) *Error {
 	e := &Error{Method: method, Path: path, Status: status}
-	reason := strings.TrimPrefix(statusLine, fmt.Sprint(status))
-	e.Reason = strings.TrimSpace(reason)
+	e.Reason = strings.TrimSpace(strings.TrimPrefix(statusLine, fmt.Sprint(status)))
 	var answer struct {
 		Message any            `json:"message"`
 		Errors  map[string]any `json:"errors"`
@@ -297,16 +290,11 @@ func hintGateway(e *Error, err error) error {
 
 // namesOf returns the names and addresses of a certificate, except those of the local host.
 func namesOf(c *x509.Certificate) []string {
-	names := slices.DeleteFunc(slices.Clone(c.DNSNames), func(name string) bool { return name == "localhost" })
-	for _, ip := range c.IPAddresses {
-		if !ip.IsLoopback() {
-			names = append(names, ip.String())
-		}
-	}
-	return names
+	names := cluster.Where(c.DNSNames, func(name string) bool { return name != "localhost" })
+	ips := cluster.Where(c.IPAddresses, func(ip net.IP) bool { return !ip.IsLoopback() })
+	return append(names, cluster.Each(ips, net.IP.String)...)
 }
 
-// isCertificate reports whether the server's certificate was not trusted.
 func isCertificate(err error) bool {
 	why, _ := Untrusted(err)
 	return why != ""
@@ -338,7 +326,6 @@ func IsLockTimeout(err error) bool { return isLock(err, lockTimeout) }
 // IsVMLocked reports whether nothing was done because of the lock in a VM's configuration.
 func IsVMLocked(err error) bool { return isLock(err, vmLocked) }
 
-// hintLock says what to do about a lock.
 func hintLock(err error) error {
 	switch {
 	case IsVMLocked(err):

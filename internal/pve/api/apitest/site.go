@@ -33,7 +33,6 @@ const (
 	Token = "recast@pve!roll=" + Secret
 )
 
-// Route answers one kind of request.
 type Route func(w http.ResponseWriter, r *http.Request)
 
 // Fake is a Proxmox node that answers a request only as a test has set.
@@ -50,22 +49,18 @@ func (f *Fake) On(request string, answers ...Route) {
 	f.routes[request] = answers
 }
 
-// Answers returns the answers to a request that On has set.
 func (f *Fake) Answers(request string) []Route { return f.routes[request] }
 
-// Requests returns the received requests, in order.
 func (f *Fake) Requests() []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return append([]string(nil), f.seen...)
 }
 
-// Changes returns the requests other than reads.
 func Changes(requests []string) []string {
 	return slices.DeleteFunc(requests, func(r string) bool { return strings.HasPrefix(r, "GET ") })
 }
 
-// ServeHTTP implements http.Handler.
 func (f *Fake) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	key := r.Method + " " + strings.TrimPrefix(r.URL.RequestURI(), "/api2/json")
 	f.mu.Lock()
@@ -82,7 +77,6 @@ func (f *Fake) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	answers[0](w, r)
 }
 
-// Data answers with success.
 func Data(json string) Route {
 	return func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = io.WriteString(w, `{"data":`+json+`}`)
@@ -151,14 +145,12 @@ func (s *Site) Serve(t *testing.T, host string, h http.Handler) {
 	})
 }
 
-// Pool returns a pool with the certificate of the site.
 func (s *Site) Pool() *x509.CertPool {
 	pool := x509.NewCertPool()
 	pool.AddCert(s.Cert.Leaf)
 	return pool
 }
 
-// Fingerprint returns the fingerprint of the site's certificate.
 func (s *Site) Fingerprint() string { return Fingerprint(s.Cert.Leaf) }
 
 // Fingerprint returns the SHA-256 of a certificate: "AA:BB:…".
