@@ -1,11 +1,20 @@
 package cluster
 
 import (
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
+	"net/url"
+	"path"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
+	"time"
+
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/words"
 )
 
 // Disk is one drive of a VM's configuration, parsed.
@@ -469,4 +478,337 @@ func (s DiskSelector) tell(machine string) (text string, fatal bool) {
 // byDefault says whether the selector of a system volume puts the volume where Talos puts it without a selector.
 func (s DiskSelector) byDefault() bool {
 	return s.Match == "system_disk" && strings.HasPrefix(s.Document, "VolumeConfig ")
+}
+
+// Room is the space that a host has for disks of VMs.
+type Room struct {
+	Storages  []StorageRoom // the storages that take disks of VMs on the host, by name
+	ThinPools []ThinPool    // of the host, if such a storage is on one
+	ErrPools  error         // of reading ThinPools
+	Err       error         // why none of this could be read
+}
+
+// StorageRoom is one storage as a host sees it. A storage that is not active has no figures.
+type StorageRoom struct {
+	Name        string
+	Active      bool
+	Total, Free int64 // bytes
+
+	Ceph    bool     // on the Proxmox hosts' own Ceph, which reports Blocked and Notes
+	Blocked string   // why reads or writes wait; "": they do not wait
+	Notes   []string // what may become worse
+}
+
+// FullPool is how full a thin pool may be: once it has no room left, every disk
+// in it fails, not only the one that grew.
+const FullPool = 0.9
+
+// Size formats bytes for people.
+func Size(bytes int64) string {
+	if bytes < 10<<30 {
+		return fmt.Sprintf("%d MiB", bytes>>20)
+	}
+	return fmt.Sprintf("%d GiB", bytes>>30)
+}
+
+// RoomOn reads the room on the storages of a host; Room.Err says why it could not be read.
+func RoomOn(ctx context.Context, px StorageReader, host string) Room {
+	room, err := px.Room(ctx, host)
+	room.Err = err
+	return room
+}
+
+// Host is the state of a Proxmox node, as the node says itself. A value that could not be read is zero, and Errs has
+// the reason.
+type Host struct {
+	Name      string
+	Online    bool
+	Entry     bool   // the host whose API answered: uploads are spooled there
+	Version   string // "9.2.11"
+	Clock     time.Time
+	Asked     time.Time // the time to compare Clock with
+	SpoolFree int64     // bytes free on its root filesystem, which has /var/tmp
+	ThinPools []ThinPool
+	ErrPools  error // of reading ThinPools: a host need not have LVM at all
+	Errs      []error
+}
+
+// ThinPool is an LVM thin pool of a host.
+type ThinPool struct {
+	VG, Name           string
+	Size, Used         int64 // bytes
+	MetaSize, MetaUsed int64
+}
+
+// CanReassign says whether storages of that type can give a disk to another VM.
+func (s Storage) CanReassign() bool { return slices.Contains(Reassigns, s.Type) }
+
+// SameVolume says whether two drives name one volume, in whatever spelling: with or without the base of a
+// linked clone (pve-storage, Storage/Plugin.pm, filesystem_path, leaves that out), by two storages on the
+// same space, or by its path. Both drives must be of VMs that see the same storages.
+func SameVolume(a, b Disk, storages []Storage) bool {
+	switch {
+	case a.Volid == b.Volid:
+		return true
+	case a.OfHost() && b.OfHost():
+		return path.Clean(a.Volid) == path.Clean(b.Volid)
+	case a.OfHost():
+		return atPath(a.Volid, b, storages)
+	case b.OfHost():
+		return atPath(b.Volid, a, storages)
+	}
+	return a.image() == b.image() && samePlace(a.Storage(), b.Storage(), storages)
+}
+
+// NamesVolume says whether the drive names a volume that two slots can't share: not an ISO, not an empty
+// drive, and not the cloud-init drive, which Proxmox generates.
+func (d Disk) NamesVolume() bool {
+	return strings.ContainsAny(d.Volid, ":/") && !d.CloudInit() && (!d.CDROM || d.Owner != 0)
+}
+
+// image is the volume's name on its storage without a linked clone's base: "9011/vm-9011-disk-1.raw", "vm-9011-disk-1".
+func (d Disk) image() string {
+	_, name, _ := strings.Cut(d.Volid, ":")
+	dir, file := path.Split(name)
+	if owner := path.Base(dir); owner != "" {
+		if _, err := strconv.Atoi(owner); err == nil {
+			return owner + "/" + file
+		}
+	}
+	return file
+}
+
+// Mentions says whether a drive's value can name the volume: a quick test before it is parsed.
+func (d Disk) Mentions(value string) bool {
+	if d.OfHost() {
+		return strings.Contains(value, ":") || strings.Contains(value, "/")
+	}
+	_, name, _ := strings.Cut(d.Volid, ":")
+	_, name = path.Split(name)
+	name = path.Base(name)
+	return strings.Contains(value, name) || strings.Contains(value, "--") && strings.Contains(value, strings.ReplaceAll(name, "-", "--"))
+}
+
+func samePlace(a, b string, storages []Storage) bool {
+	if a == b {
+		return true
+	}
+	s, okS := storageNamed(a, storages)
+	t, okT := storageNamed(b, storages)
+	if !okS || !okT {
+		return false
+	}
+	return s.Dir != "" && s.Dir == t.Dir || s.Pool != "" && s.volumeGroup() == t.volumeGroup()
+}
+
+func storageNamed(name string, storages []Storage) (Storage, bool) {
+	return Find(storages, func(s Storage) bool { return s.Name == name })
+}
+
+// volumeGroup returns the namespace in which a volume's name is unique. Thin and thick volumes of one LVM group share
+// a namespace.
+func (s Storage) volumeGroup() string {
+	if strings.HasPrefix(s.Type, "lvm") {
+		group, _, _ := strings.Cut(s.Pool, "/")
+		return "lvm " + group
+	}
+	return s.Pool
+}
+
+// atPath says whether a path on a host is the path of a volume. The device mapper doubles the hyphens of a name.
+// Where the storage's own path is not known, the volume's name decides.
+func atPath(at string, d Disk, storages []Storage) bool {
+	at = strings.ReplaceAll(path.Clean(at), "--", "-")
+	name := path.Base(d.image())
+	if base := path.Base(at); base != name && !(strings.HasPrefix(at, "/dev/mapper/") && strings.HasSuffix(base, "-"+name)) {
+		return false
+	}
+	s, _ := storageNamed(d.Storage(), storages)
+	switch {
+	case s.Dir != "":
+		return strings.HasPrefix(at, s.Dir+"/")
+	case strings.HasPrefix(s.Type, "lvm") && s.Pool != "":
+		group, _, _ := strings.Cut(s.Pool, "/")
+		return strings.HasPrefix(at, "/dev/"+group+"/") || strings.HasPrefix(at, "/dev/mapper/"+group+"-")
+	case s.Type == "zfspool" && s.Pool != "":
+		return strings.HasSuffix(path.Dir(at), strings.TrimPrefix(s.Pool, "zfs "))
+	}
+	return true
+}
+
+// ProveSystemDisk finds the drive that Talos is installed on: by what the running machine says about its system disk
+// (see matchDisk), never by a guess. slot is the drive that the user configured ("scsi0", or "" for none), and must
+// be the same drive.
+func ProveSystemDisk(vm VM, m Machine, slot string) (Disk, error) {
+	refuse := func(format string, args ...any) (Disk, error) {
+		err := fault.SystemDiskUnproven.Refusedf("%s: system disk can't be proven: %s", vm, fmt.Sprintf(format, args...))
+		return Disk{}, fault.WithHint(err, "%s", NameDrives(vm))
+	}
+	candidates, err := vm.Bootable()
+	if err != nil {
+		return Disk{}, err
+	}
+	system, ok := m.disk(m.SystemDisk)
+	if !ok {
+		return refuse("the machine does not name it")
+	}
+	found, how := matchDisk(vm, candidates, m, system)
+	switch {
+	case len(found) == 0:
+		return refuse("no drive matches %s (%s)", system.Device, how)
+	case len(found) > 1:
+		return refuse("%d drives match %s (%s)", len(found), system.Device, how)
+	case slot != "" && slot != found[0].Key:
+		err := fault.SystemDiskUnproven.Refusedf("%s: system disk can't be proven: the configuration says %s, but the machine runs from %s (%s)", vm, slot, found[0].Key, how)
+		return Disk{}, fault.WithHint(err, "correct or remove nodes[].systemDisk.slot")
+	}
+	return found[0], nil
+}
+
+// NameDrives says how to make a machine show which of its disks is which drive.
+func NameDrives(vm VM) string {
+	return fmt.Sprintf("give the drive a name of its own that Talos shows: with qm set %d add wwn=0x3 and 15 more hex digits to it (serial= if it is a virtioN), restart the VM once, "+
+		"and try again; with scsihw virtio-scsi-single SCSI drives need none", vm.ID)
+}
+
+// Bootable are the VM's drives that can be disks of the machine.
+func (vm VM) Bootable() ([]Disk, error) {
+	disks, err := vm.Disks()
+	return slices.DeleteFunc(disks, func(d Disk) bool { return !d.Bootable() }), err
+}
+
+func (m Machine) disk(device string) (MachineDisk, bool) {
+	return Find(m.Disks, func(d MachineDisk) bool { return device != "" && d.Device == device })
+}
+
+// MachineDisks returns the machine's disks that match that drive of the VM and no other.
+func (m Machine) MachineDisks(vm VM, drives []Disk, key string) []MachineDisk {
+	return Where(m.Disks, func(disk MachineDisk) bool {
+		found, _ := matchDisk(vm, drives, m, disk)
+		return len(found) == 1 && found[0].Key == key
+	})
+}
+
+// PersistentVolumes returns the volumes on the VM's own persistent drives. It leaves out disks that a storage system
+// attached over the network: those come and go with their pods. It fails if it can't tell which drive a volume is on:
+// otherwise a lost volume would go unnoticed.
+func PersistentVolumes(vm VM, drives []Disk, m Machine, system Disk) ([]Volume, error) {
+	known, own := map[string]bool{}, map[string]bool{}
+	var lost []Disk
+	var keys []string
+	for _, d := range drives {
+		on := m.MachineDisks(vm, drives, d.Key)
+		if len(on) != 1 {
+			lost, keys = append(lost, d), append(keys, d.Key)
+			continue
+		}
+		known[on[0].Device], own[on[0].Device] = true, d.Key != system.Key
+	}
+	var out []Volume
+	for _, v := range m.Volumes {
+		switch {
+		case own[v.Disk]:
+			out = append(out, v)
+		case !known[v.Disk] && len(lost) > 0:
+			err := fault.SystemDiskUnproven.Refusedf("what is on %s (%s) could be on %s, and which of the machine's disks that is can't be determined", v.Disk, words.OrNone(v.Label), strings.Join(keys, " or "))
+			return nil, fault.WithHint(err, "%s", NameThem(vm, lost))
+		}
+	}
+	return out, nil
+}
+
+// matchDisk finds the drives that can be the machine's disk, and says how: by a name or a bus address that both have,
+// else by a size that no other disk has. It leaves out drives that match another disk of the machine by name or
+// address.
+func matchDisk(vm VM, drives []Disk, m Machine, disk MachineDisk) (found []Disk, how string) {
+	if found, how := tellDisk(vm, drives, disk); how != "" {
+		return found, how
+	}
+	left := slices.Clone(drives)
+	for _, other := range m.Disks {
+		if other.Device == disk.Device {
+			continue
+		}
+		if told, _ := tellDisk(vm, drives, other); len(told) == 1 {
+			left = slices.DeleteFunc(left, func(d Disk) bool { return d.Key == told[0].Key })
+		} else if other.SizeBytes == disk.SizeBytes {
+			return nil, "no serial or WWID of a drive, and " + other.Device + " has the same size"
+		}
+	}
+	return slices.DeleteFunc(left, func(d Disk) bool {
+		return disk.SizeBytes == 0 || d.SizeBytes() != disk.SizeBytes || d.contradicts(disk)
+	}), fmt.Sprintf("size %d", disk.SizeBytes)
+}
+
+// tellDisk is matchDisk by the disk's own name or address only; how is "" if the disk shows neither. Talos shows no
+// serial of SCSI and SATA disks: it reads serials from sysfs, where only newer kernels have them (GetProperties in
+// go-blockdevice, block/disks.go in machined).
+func tellDisk(vm VM, drives []Disk, disk MachineDisk) (found []Disk, how string) {
+	keep := func(match func(Disk) bool) []Disk { return Where(drives, match) }
+	if found := keep(func(d Disk) bool { return disk.WWID != "" && slices.Contains(d.wwids(), disk.WWID) }); len(found) > 0 {
+		return found, "WWID " + disk.WWID
+	}
+	if found := keep(func(d Disk) bool { return disk.Serial != "" && d.hasSerial(disk.Serial) }); len(found) > 0 {
+		return found, "serial " + disk.Serial
+	}
+	if keys, ok := addressed(vm.Config["scsihw"], disk.BusPath); ok {
+		return keep(func(d Disk) bool { return slices.Contains(keys, d.Key) && !d.contradicts(disk) }), "address " + disk.BusPath
+	}
+	return nil, ""
+}
+
+// serial returns the drive's serial, as qemu-server reads it (print_drivedevice_full); "" for none.
+func (d Disk) serial() string {
+	serial, err := url.PathUnescape(d.Option("serial"))
+	if err != nil {
+		return ""
+	}
+	return serial
+}
+
+// hasSerial says whether Talos may show the drive's serial as shown: unchanged, or in the form of udev's ata_id,
+// which Talos uses for IDE drives.
+func (d Disk) hasSerial(shown string) bool {
+	serial := d.serial()
+	ata, is := strings.CutPrefix(shown, "QEMU_HARDDISK_")
+	return serial != "" && (shown == serial || is && ata == serial)
+}
+
+// wwids are the names that the kernel may give the drive (scsi_vpd_lun_id in scsi_lib.c): its wwn=,
+// or what libata makes of an ATA drive's model and serial.
+func (d Disk) wwids() []string {
+	var out []string
+	if wwn, ok := strings.CutPrefix(strings.ToLower(d.Option("wwn")), "0x"); ok {
+		out = append(out, naa+wwn)
+	}
+	if serial := d.serial(); serial != "" && (strings.HasPrefix(d.Key, "sata") || strings.HasPrefix(d.Key, "ide")) {
+		out = append(out, fmt.Sprintf("t10.ATA     %-40s%s", "QEMU HARDDISK", serial))
+	}
+	return out
+}
+
+const naa = "naa."
+
+// contradicts says whether the machine's disk shows a name that is not the drive's. A name that the disk does not
+// show proves nothing: the name may have been set after the VM was started.
+func (d Disk) contradicts(disk MachineDisk) bool {
+	return strings.HasPrefix(disk.WWID, naa) && !slices.Contains(d.wwids(), disk.WWID) ||
+		disk.Serial != "" && d.serial() != "" && !d.hasSerial(disk.Serial)
+}
+
+// Named returns the drive's options with this unique serial and, if the bus supports it, a WWN made
+// from it: the machine would not show the serial alone. NAA 3 is for locally assigned names.
+func (d Disk) Named(serial string) []string {
+	d.Options = WithoutOption(d, "serial", "wwn").Options
+	d.Options = append(d.Options, "serial="+serial)
+	if !strings.HasPrefix(d.Key, "virtio") {
+		d.Options = append(d.Options, "wwn="+WWN(serial))
+	}
+	return d.Options
+}
+
+// WWN derives a World Wide Name from a serial number.
+func WWN(serial string) string {
+	sum := sha256.Sum256([]byte(serial))
+	return "0x3" + hex.EncodeToString(sum[:])[:15]
 }

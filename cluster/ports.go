@@ -1,13 +1,21 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
+	"fmt"
 	"io"
 	"net/netip"
+	"net/url"
+	"strings"
 	"time"
 
 	"github.com/recast-sh/recast/cluster/replica"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/wait"
 )
 
 // ErrNotFound says that what was asked for does not exist: a VM, a Node, a volume. Adapters wrap
@@ -538,4 +546,293 @@ type Lease struct {
 	Acquired time.Time
 	Renewed  time.Time
 	Claim    string // what recast reads; "": not a Lease of recast
+}
+
+// Address returns where to reach the member's machine: the address of its node, since etcd's peers may use a separate
+// network. If the node is not known, it returns the address in the member's peer URLs.
+func (m EtcdMember) Address(known []Endpoint) (netip.Addr, error) {
+	if e, is := Find(known, func(e Endpoint) bool { return e.Node == m.Name }); is {
+		return e.Addr, nil
+	}
+	for _, peer := range m.Peers {
+		u, err := url.Parse(peer)
+		if err != nil {
+			continue
+		}
+		if addr, err := netip.ParseAddr(u.Hostname()); err == nil {
+			return addr, nil
+		}
+	}
+	return netip.Addr{}, fmt.Errorf("etcd member %s: no address in its peer URLs %v", m.Label(), m.Peers)
+}
+
+// Label is the name of a member, or its ID if it has none yet.
+func (m EtcdMember) Label() string {
+	if m.Name != "" {
+		return m.Name
+	}
+	return fmt.Sprintf("%x", m.ID) // added, but not started yet
+}
+
+// IsLearner follows the name of a learner in messages.
+const IsLearner = " is a learner: it does not vote yet"
+
+// EtcdBootstrapper makes a machine begin an etcd of its own. Calls that change the machine refuse
+// unless it has that UUID.
+type EtcdBootstrapper interface {
+	// EtcdService reads what Talos says about its service etcd: its state, and its last message.
+	EtcdService(ctx context.Context, addr netip.Addr) (state, last string, err error)
+	// EtcdRecover uploads a snapshot; it can be repeated. ErrNotYet as for EtcdBootstrap.
+	EtcdRecover(ctx context.Context, addr netip.Addr, uuid string, snapshot io.Reader) error
+	// EtcdBootstrap starts etcd with that content, and returns when the machine has accepted the request. ErrNotYet
+	// says that it is too early: retry. The request is refused if the machine has data of etcd.
+	EtcdBootstrap(ctx context.Context, addr netip.Addr, uuid string, content EtcdContent) error
+}
+
+// EtcdContent is what a new etcd begins with.
+type EtcdContent string
+
+// What a new etcd can begin with.
+const (
+	EtcdEmpty    EtcdContent = ""
+	EtcdSnapshot EtcdContent = "snapshot" // that was uploaded
+	EtcdCopy     EtcdContent = "copy"     // an uploaded copy of a database, which has no checksum
+)
+
+// Hook is a program of the user's own that runs at a point of a run. It has to end with 0 within its timeout.
+type Hook struct {
+	Description    string      `json:"description,omitempty"`
+	TimeoutSeconds int         `json:"timeoutSeconds"`
+	Command        CommandGate `json:"command"`
+}
+
+// Hooks are those of a run, by point, each list in the order in which it runs.
+type Hooks struct {
+	BeforeRun   []Hook `json:"beforeRun,omitempty"`
+	AfterRun    []Hook `json:"afterRun,omitempty"`
+	BeforeBatch []Hook `json:"beforeBatch,omitempty"`
+	AfterBatch  []Hook `json:"afterBatch,omitempty"`
+	BeforeNode  []Hook `json:"beforeNode,omitempty"`
+	AfterNode   []Hook `json:"afterNode,omitempty"`
+}
+
+// HookPoint is when hooks run.
+type HookPoint string
+
+// The points of a run. A batch is a phase of its plan.
+const (
+	BeforeRun   HookPoint = "beforeRun"
+	AfterRun    HookPoint = "afterRun"
+	BeforeBatch HookPoint = "beforeBatch"
+	AfterBatch  HookPoint = "afterBatch"
+	BeforeNode  HookPoint = "beforeNode"
+	AfterNode   HookPoint = "afterNode"
+)
+
+// String names the hook: by its description, else by what it runs.
+func (h Hook) String() string { return cmp.Or(h.Description, h.About()) }
+
+// About is what the hook runs.
+func (h Hook) About() string { return h.Command.line() }
+
+// Timeout is how long the hook may run.
+func (h Hook) Timeout() time.Duration { return time.Duration(h.TimeoutSeconds) * time.Second }
+
+// At lists the hooks of one point.
+func (h Hooks) At(p HookPoint) []Hook {
+	return map[HookPoint][]Hook{
+		BeforeRun: h.BeforeRun, AfterRun: h.AfterRun, BeforeBatch: h.BeforeBatch, AfterBatch: h.AfterBatch,
+		BeforeNode: h.BeforeNode, AfterNode: h.AfterNode,
+	}[p]
+}
+
+// HookPoints lists the points in the order in which a run reaches them.
+func HookPoints() []HookPoint {
+	return []HookPoint{BeforeRun, BeforeBatch, BeforeNode, AfterNode, AfterBatch, AfterRun}
+}
+
+// IsHookKey says whether a key of a run's journal is for a planning.HookRun.
+func IsHookKey(key string) bool {
+	return strings.HasPrefix(key, "hooks/") || strings.Contains(key, "/hooks/")
+}
+
+// UserGate is a condition of the user's own. It has to hold before a node is taken out, and again after it is back,
+// before the next one goes. It is about objects or about a command.
+type UserGate struct {
+	Description    string       `json:"description,omitempty"`
+	BeforeOnly     bool         `json:"beforeOnly,omitempty"` // not asked after the node is back
+	TimeoutSeconds int          `json:"timeoutSeconds"`       // that it may take to hold, each time
+	Objects        *ObjectGate  `json:"objects,omitempty"`
+	Command        *CommandGate `json:"command,omitempty"`
+}
+
+// ObjectGate is an expression that has to be true of every object selected.
+type ObjectGate struct {
+	APIVersion string `json:"apiVersion"` // "ceph.rook.io/v1"
+	Kind       string `json:"kind"`
+	Namespace  string `json:"namespace,omitempty"` // "": all
+	Name       string `json:"name,omitempty"`      // "": all
+	Labels     string `json:"labels,omitempty"`    // selector as the Kubernetes API takes it
+	Expr       string `json:"expr"`
+	Optional   bool   `json:"optional,omitempty"` // holds without any such object, or kind
+}
+
+// CommandGate is a program that has to end with 0. Hooks are such programs as well.
+type CommandGate struct {
+	Args []string `json:"args"`
+	Dir  string   `json:"-"` // where it runs
+	Env  []string `json:"-"` // names of variables that it gets of recast's environment, beside those that every program gets
+}
+
+// String names the gate: by its description, else by what it looks at.
+func (g UserGate) String() string { return cmp.Or(g.Description, g.About()) }
+
+// About is what the gate looks at.
+func (g UserGate) About() string {
+	if g.Command != nil {
+		return g.Command.line()
+	}
+	o := g.Objects
+	about := o.APIVersion + " " + o.Kind
+	if where := strings.Trim(o.Namespace+"/"+o.Name, "/"); where != "" {
+		about += " " + where
+	}
+	if o.Labels != "" {
+		about += " with " + o.Labels
+	}
+	return about
+}
+
+// line returns the program with its arguments on one line, even if an argument is a script.
+func (c CommandGate) line() string {
+	var words []string
+	for _, arg := range c.Args {
+		var lines []string
+		for line := range strings.Lines(arg) {
+			if line = strings.TrimSpace(line); line != "" {
+				lines = append(lines, line)
+			}
+		}
+		words = append(words, strings.Join(lines, "; "))
+	}
+	return strings.Join(words, " ")
+}
+
+// Timeout is how long a roll waits for the gate.
+func (g UserGate) Timeout() time.Duration { return time.Duration(g.TimeoutSeconds) * time.Second }
+
+// Took is how long one node's roll took once.
+type Took struct {
+	Node     string   `json:"node"`
+	Role     string   `json:"role"`
+	Strategy Strategy `json:"strategy"`
+	Talos    string   `json:"talos,omitempty"` // version that it had before
+	// OutageSeconds is from the end of its drain to when it was back.
+	OutageSeconds int `json:"outageSeconds"`
+	// WholeSeconds is from its gate to its end.
+	WholeSeconds int            `json:"wholeSeconds"`
+	Expected     int            `json:"expectedOutageSeconds,omitempty"` // as its plan had it
+	Steps        map[string]int `json:"steps,omitempty"`                 // seconds of those that took any, by path below the node
+}
+
+// tookKey is the suffix of the journal's key for a node's Took.
+const tookKey = "/took"
+
+// TookKey is the journal's key for a node's Took.
+func TookKey(node string) string { return node + tookKey }
+
+// IsTookKey says whether a key of the journal is for a Took.
+func IsTookKey(key string) bool { return strings.HasSuffix(key, tookKey) }
+
+const handsOver = "hands-over/"
+
+// HandsOver is a fact in a run's journal: a storage on a host handed a volume over from one VM to another.
+type HandsOver struct {
+	Host    string `json:"host"`
+	Storage string `json:"storage"`
+}
+
+// Key is the key of the fact in a journal.
+func (h HandsOver) Key() string {
+	sum := sha256.Sum256([]byte(h.Host + "/" + h.Storage))
+	return handsOver + hex.EncodeToString(sum[:6])
+}
+
+// IsHandsOverKey says whether a key of the journal is for a HandsOver.
+func IsHandsOverKey(key string) bool { return strings.HasPrefix(key, handsOver) }
+
+// Notice tells someone who does not watch the run about it.
+type Notice struct {
+	Event   NoticeEvent `json:"event"`
+	Command string      `json:"command"` // "roll"
+	Cluster string      `json:"cluster"`
+	Run     string      `json:"run"`     // "" where it ended before it changed anything
+	Outcome string      `json:"outcome"` // "done", "failed" or "interrupted"; "" at the start
+	Nodes   Fates       `json:"nodes"`
+	Error   string      `json:"error"` // "" unless it failed
+	Hints   []string    `json:"hints"`
+	Started time.Time   `json:"started"`
+	Ended   time.Time   `json:"ended,omitzero"` // zero at the start
+	Host    string      `json:"host"`           // on which recast runs
+	User    string      `json:"user"`           // who runs it there; the notifier knows
+	Text    string      `json:"text"`           // the whole notice on one line
+}
+
+// NoticeEvent is the reason for a notice.
+type NoticeEvent string
+
+// The events of a run. At its end a run sends one notice: NoticeFailure unless it is done.
+const (
+	NoticeStart   NoticeEvent = "start"
+	NoticeFailure NoticeEvent = "failure"
+	NoticeEnd     NoticeEvent = "end"
+)
+
+// Fates lists the nodes of a run by their outcome, each list sorted.
+type Fates struct {
+	Done   []string `json:"done"`
+	Failed []string `json:"failed"`
+	Left   []string `json:"left"` // not reached, or stopped on the way
+}
+
+// Notifier sends notices. The error of Notify names each notice that did not arrive, and contains no secret.
+type Notifier interface {
+	Notify(ctx context.Context, n Notice) error
+}
+
+// Timing bounds the waits of a roll.
+type Timing struct {
+	Poll   time.Duration // pause between two reads
+	Settle time.Duration // how long a node must stay healthy
+	Stop   time.Duration // guest shutdown, before the VM is switched off
+	Boot   time.Duration // power on to maintenance mode
+	Join   time.Duration // configuration applied to healthy
+	Try    time.Duration // configuration on trial to healthy
+	Drain  time.Duration
+	Heal   time.Duration // node back to replicated volumes whole; also how long a node waits for whole volumes before it goes
+}
+
+// rarely is the factor for the poll interval while a watch is open: a silent watch is not
+// necessarily lost.
+const rarely = 10
+
+// Await calls look at the interval of t, or at the one that w has, until look is done. It stops at once if our own credentials are wrong:
+// waiting does not help.
+func (t Timing) Await(ctx context.Context, w wait.For, look wait.Look) error {
+	w.Every, w.Watched = cmp.Or(w.Every, t.Poll), rarely*t.Poll
+	return wait.Until(ctx, w, func(ctx context.Context) (bool, string, error) {
+		done, seen, err := look(ctx)
+		if fault.KindOf(err) == fault.Config {
+			err = wait.Stop(err)
+		}
+		return done, seen, err
+	})
+}
+
+// AwaitTasks waits until list finds no running task.
+func AwaitTasks(ctx context.Context, w wait.For, list func(context.Context) ([]string, error)) error {
+	return wait.Until(ctx, w, func(ctx context.Context) (bool, string, error) {
+		running, err := list(ctx)
+		return len(running) == 0, "running: " + strings.Join(running, ", "), wait.Stop(err)
+	})
 }

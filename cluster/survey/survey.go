@@ -8,14 +8,19 @@
 package survey
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
+	"strings"
+	"sync"
 
 	"golang.org/x/sync/errgroup"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/claim"
 	"github.com/recast-sh/recast/cluster/etcd"
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/parking"
@@ -368,4 +373,379 @@ func (s Survey) noMember(ctx context.Context, talos cluster.EtcdReader, files cl
 			"make it a new one with empty data: %s; or roll it to another build by recreate or reimage, if etcd's data is on its system disk", etcd.EmptyData(e.Node, e.Addr, m))
 	}
 	return fault.WithHint(err, "talosctl -n %s service etcd says what it waits for", e.Addr)
+}
+
+// Discovery describes a cluster that was read without a configuration that says what to look for.
+type Discovery struct {
+	Nodes []Discovered // control planes first, then by name
+	Left  []string     // nodes that were excluded, by name
+	VMs   []cluster.VM // of the whole Proxmox cluster
+	// Silent lists the addresses that were to be asked, do not answer, and belong to no known node.
+	Silent []netip.Addr
+	// Cluster is the cluster's name in the parking VMs of these nodes; "": there are none.
+	Cluster string
+
+	uuids []string // of all nodes, also the excluded ones
+}
+
+// Discovered is one node of a Discovery, with its VM.
+type Discovered struct {
+	Name    string
+	Addr    netip.Addr
+	Node    *cluster.KubeNode // nil: Kubernetes was not asked
+	Machine cluster.Machine
+	VM      cluster.VM
+	// System is the drive on which Talos is proven to be installed; zero if there is no proof, and Unproven says why.
+	System     cluster.Disk
+	Unproven   error
+	Candidates []cluster.Disk // the system disk is one of these; nil: System is proven
+	Persistent []cluster.Disk // all other disks, of the node's VM or of a data VM; nil if Candidates is set
+	Holder     cluster.VMID   // the data VM that owns some of the disks; 0: none
+}
+
+// DiscoverOptions say what Discover can't find out.
+type DiscoverOptions struct {
+	// Addrs are addresses of machines that perhaps neither Talos' discovery nor Kubernetes lists.
+	Addrs   []netip.Addr
+	Exclude []string // nodes to leave out
+}
+
+// Discover finds every node of a cluster and its VM. To be reliable, it fails if a node can't be read or does not
+// match exactly one VM, and reports all of these problems. Sources.Kube may be nil.
+func Discover(ctx context.Context, src observe.Sources, o DiscoverOptions) (Discovery, error) {
+	d, members, nodes, err := discoverSources(ctx, src)
+	if err != nil {
+		return Discovery{}, err
+	}
+	found := whereabouts(members, nodes)
+	listed := len(found)
+	errs := discoverMachines(ctx, src.Talos, found)
+	found, errs, d.Silent = addSeeds(ctx, src.Talos, found, errs, o.Addrs, addresses(members, nodes))
+	if err := allListed(listed, found[listed:], src.Kube != nil); err != nil {
+		return Discovery{}, err
+	}
+	if err := excludable(found, o.Exclude); err != nil {
+		return Discovery{}, err
+	}
+	if err := d.knowPods(ctx, src.Kube); err != nil {
+		return Discovery{}, err
+	}
+	var problems []error
+	for i, n := range found {
+		if uuid := n.uuid(); uuid != "" {
+			d.uuids = append(d.uuids, uuid)
+		}
+		if slices.Contains(o.Exclude, n.Name) {
+			d.Left = append(d.Left, n.Name)
+			continue
+		}
+		err := errs[i]
+		if err == nil {
+			err = n.match(d.VMs)
+		}
+		if owned := strategy.Uncontrolled(n.Node); owned != nil {
+			err = owned
+		}
+		if err != nil {
+			problems = append(problems, fault.WithHint(err, "or leave it out: --exclude %s", n.Name))
+			continue
+		}
+		d.Nodes = append(d.Nodes, n)
+	}
+	problems = append(problems, observe.Shared(cluster.Each(d.Nodes, Discovered.Found))...)
+	if len(found) > 0 && len(d.Nodes) == 0 && len(problems) == 0 {
+		problems = append(problems, fault.Configf("every node was left out"))
+	}
+	if err := errors.Join(problems...); err != nil {
+		return Discovery{}, err
+	}
+	slices.SortFunc(d.Nodes, func(a, b Discovered) int {
+		role := cluster.TrueFirst(a.Machine.ControlPlane, b.Machine.ControlPlane)
+		return cmp.Or(role, cluster.CompareKeys(a.Name, b.Name))
+	})
+	return d, d.unfinished()
+}
+
+// discoverSources reads the lists of VMs, of Talos' members and of Nodes, in parallel. Every list must be complete: a
+// VM that can't be read may be a node.
+func discoverSources(ctx context.Context, src observe.Sources) (d Discovery, members []cluster.Member, nodes []cluster.KubeNode, err error) {
+	var errVMs, errTalos, errKube error
+	g := errgroup.Group{}
+	g.Go(func() error { d.VMs, errVMs = src.Proxmox.VMs(ctx); return nil })
+	g.Go(func() error { members, errTalos = src.Talos.Members(ctx); return nil })
+	if src.Kube != nil {
+		g.Go(func() error { nodes, errKube = src.Kube.Nodes(ctx); return nil })
+	}
+	_ = g.Wait() // no function returns an error: each error is reported with its source
+	err = errors.Join(fault.Prefix("read Proxmox", errVMs), fault.Prefix("read Talos", errTalos), fault.Prefix("read Kubernetes", errKube))
+	if err == nil {
+		err = requireOneCluster(members, nodes)
+	}
+	return d, members, nodes, err
+}
+
+// requireOneCluster refuses a kubeconfig and a talosconfig of different clusters.
+func requireOneCluster(members []cluster.Member, nodes []cluster.KubeNode) error {
+	var names []string
+	for _, m := range members {
+		if slices.ContainsFunc(nodes, func(n cluster.KubeNode) bool { return n.Name == m.Nodename }) {
+			return nil
+		}
+		names = append(names, m.Nodename)
+	}
+	if len(members) == 0 || len(nodes) == 0 {
+		return nil
+	}
+	return fault.WithHint(fault.Configf("talosconfig and kubeconfig are of two clusters: Talos has the nodes %s, Kubernetes has %s", strings.Join(names, ", "), strings.Join(observe.NodeNames(nodes), ", ")),
+		"TALOSCONFIG and KUBECONFIG name them; talosctl kubeconfig FILE writes the one that belongs to the talosconfig")
+}
+
+// whereabouts lists the nodes that Talos' discovery or Kubernetes knows, with their addresses.
+func whereabouts(members []cluster.Member, nodes []cluster.KubeNode) []Discovered {
+	var out []Discovered
+	for i, n := range nodes {
+		out = append(out, Discovered{Name: n.Name, Addr: observe.FirstAddr(n.Addresses), Node: &nodes[i]})
+	}
+	for _, m := range members {
+		i := slices.IndexFunc(out, func(d Discovered) bool { return d.Name == m.Nodename })
+		switch {
+		case i < 0:
+			out = append(out, Discovered{Name: m.Nodename, Addr: observe.FirstAddr(m.Addresses)})
+		case !out[i].Addr.IsValid():
+			out[i].Addr = observe.FirstAddr(m.Addresses)
+		}
+	}
+	return out
+}
+
+// discoverMachines reads the machine of every node; the errors are in the order of the nodes.
+func discoverMachines(ctx context.Context, talos cluster.PartReader, nodes []Discovered) []error {
+	errs := make([]error, len(nodes))
+	g := errgroup.Group{}
+	g.SetLimit(observe.ObserveLimit)
+	for i := range nodes {
+		g.Go(func() error {
+			n := &nodes[i]
+			if !n.Addr.IsValid() {
+				errs[i] = fmt.Errorf("node %s: %w", n.Name, observe.NoAddress(n.Name))
+				return nil
+			}
+			m, err := cluster.ReadMachine(ctx, talos, n.Addr)
+			if err != nil {
+				err = fmt.Errorf("node %s: read its machine: %w", n.Name, err)
+			}
+			if err != nil && len(fault.Hints(err)) == 0 {
+				err = fault.WithHint(err, "what a node runs only it can say: bring %s up, then run the same command again", n.Name)
+			}
+			n.Machine, errs[i] = m, err
+			return nil
+		})
+	}
+	_ = g.Wait() // each node keeps its error
+	return errs
+}
+
+// uuid returns the machine's UUID, or else the UUID that Kubernetes has for the node.
+func (d Discovered) uuid() string {
+	if d.Machine.UUID == "" && d.Node != nil {
+		return d.Node.UUID
+	}
+	return d.Machine.UUID
+}
+
+// excludable refuses to exclude a node that does not exist: the name is probably mistyped.
+func excludable(nodes []Discovered, exclude []string) error {
+	names := cluster.Each(nodes, func(n Discovered) string { return n.Name })
+	slices.SortFunc(names, cluster.CompareKeys)
+	for _, name := range exclude {
+		if !slices.Contains(names, name) {
+			return fault.WithHint(fault.Configf("--exclude %s: there is no node of that name", name), "the cluster has: %s", strings.Join(names, ", "))
+		}
+	}
+	return nil
+}
+
+// match finds the node's VM by its UUID, and classifies its disks.
+func (d *Discovered) match(vms []cluster.VM) error {
+	uuid := d.Machine.UUID
+	if uuid == "" {
+		return fault.Refusedf("node %s: the machine at %s does not say which UUID it has", d.Name, d.Addr)
+	}
+	if d.Node != nil && d.Node.UUID != uuid {
+		return fault.WithHint(fault.Refusedf("node %s: Kubernetes says that its UUID is %s, but the machine at %s has %s", d.Name, d.Node.UUID, d.Addr, uuid),
+			"has another machine been given the hostname of %s, or its address? Put that right first", d.Name)
+	}
+	f := observe.Found{Name: d.Name}
+	if err := observe.MatchVM(cluster.Wanted{Name: d.Name}, &f, &observe.Observation{VMs: vms}, uuid); err != nil {
+		return err
+	}
+	d.VM = *f.VM
+	drives, err := d.VM.Bootable()
+	if err != nil {
+		return fault.As(fault.Config, err)
+	}
+	d.System, d.Unproven = cluster.ProveSystemDisk(d.VM, d.Machine, "")
+	drives = slices.DeleteFunc(drives, func(drive cluster.Disk) bool {
+		return drive.Key == d.System.Key || drive.CSI() || drive.LikeCSI() && !slices.ContainsFunc(vms, func(vm cluster.VM) bool { return vm.ID == drive.Owner })
+	}) // a plan asks Kubernetes about a drive that only looks like one of the CSI driver
+	if d.Unproven == nil {
+		d.Persistent = drives
+	} else {
+		d.Candidates = drives
+	}
+	return d.findHolder(vms, drives)
+}
+
+func (d *Discovered) findHolder(vms []cluster.VM, disks []cluster.Disk) error {
+	for _, drive := range disks {
+		if drive.Owner == 0 || drive.Owner == d.VM.ID {
+			continue
+		}
+		if d.Holder != 0 && d.Holder != drive.Owner {
+			return fault.WithHint(fault.Refusedf("node %s: its disks belong to VM %d and to VM %d, but a node has one data VM at most", d.Name, d.Holder, drive.Owner),
+				"move the disks of one of them to the other (qm disk move)")
+		}
+		d.Holder = drive.Owner
+	}
+	if d.Holder != 0 && !slices.ContainsFunc(vms, func(vm cluster.VM) bool { return vm.ID == d.Holder }) {
+		return fault.WithHint(fault.Refusedf("node %s: disks of it belong to VM %d, which is not there", d.Name, d.Holder),
+			"the token may not see it (VM.Audit), or it was deleted: only its number says whose the disks are")
+	}
+	return nil
+}
+
+// unfinished refuses a cluster with an unfinished run: its nodes are not as they were, and only the recast.yaml of
+// that run can finish the run. It also sets d.Cluster.
+func (d *Discovery) unfinished() error {
+	for _, vm := range d.VMs {
+		rec, ok, err := parking.ReadRecord(vm)
+		if !ok || err != nil && rec.UUID == "" {
+			continue // an unreadable record belongs to no known cluster; its own run handles it
+		}
+		mine := slices.ContainsFunc(d.Nodes, func(n Discovered) bool { return n.VM.UUID() == rec.UUID })
+		switch {
+		case mine && err != nil:
+			return err
+		case mine && rec.Open:
+			return fault.WithHint(fault.Refusedf("%s holds an unfinished replacement of node %s, begun by run %s of cluster %s", vm, rec.Node, rec.Run, rec.Cluster),
+				"finish it first with the recast.yaml that it was begun with: recast status says what is left")
+		case mine:
+			d.Cluster = rec.Cluster
+		}
+	}
+	return nil
+}
+
+// Found returns the node in the form that Diff takes.
+func (d Discovered) Found() observe.Found {
+	return observe.Found{Name: d.Name, VM: &d.VM, Machine: &d.Machine, Node: d.Node, Addr: d.Addr}
+}
+
+// Versions returns the Talos versions that the nodes run, the newest first.
+func (d Discovery) Versions() ([]string, error) {
+	var versions []cluster.Version
+	for _, n := range d.Nodes {
+		v, err := cluster.ParseVersion(n.Machine.TalosVersion)
+		if err != nil {
+			return nil, fmt.Errorf("node %s: it says that it runs Talos %q", n.Name, n.Machine.TalosVersion)
+		}
+		versions = append(versions, v)
+	}
+	slices.SortFunc(versions, func(a, b cluster.Version) int { return b.Compare(a) })
+	return cluster.Each(slices.Compact(versions), cluster.Version.String), nil
+}
+
+// knowPods marks on all VMs the drives that belong to pods, with one request to Kubernetes. If kube is nil, it marks
+// none.
+func (d *Discovery) knowPods(ctx context.Context, kube cluster.VolumeReader) error {
+	if kube == nil {
+		return nil
+	}
+	handles := sync.OnceValues(func() ([]string, error) { return kube.PodVolumes(ctx) })
+	for i := range d.VMs {
+		if err := d.VMs[i].KnowPods(ctx, func(context.Context) ([]string, error) { return handles() }); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Own returns the VMs that recast made for itself when it worked on this cluster: the parking VMs of its nodes, and
+// all VMs whose record, claim or mark names the cluster.
+func (d Discovery) Own(name string) []cluster.VM {
+	named := func(of string) bool { return of != "" && of == name || d.Cluster != "" && of == d.Cluster }
+	var own []cluster.VM
+	for _, vm := range d.VMs {
+		rec, parking, _ := parking.ReadRecord(vm) // the record of a newer recast is an error, but names its cluster
+		claim, held, _ := claim.Read(vm)
+		if parking && (named(rec.Cluster) || slices.Contains(d.uuids, rec.UUID)) || held && named(claim.Cluster) {
+			own = append(own, vm)
+		}
+	}
+	for _, s := range planning.ScratchVMs(d.VMs, name) {
+		own = append(own, s.VM)
+	}
+	return own
+}
+
+// IsClaim says whether the VM is the claim of a cluster, even an unreadable one.
+func IsClaim(vm cluster.VM) bool {
+	_, held, _ := claim.Read(vm)
+	return held
+}
+
+func addresses(members []cluster.Member, nodes []cluster.KubeNode) []netip.Addr {
+	var out []netip.Addr
+	for _, m := range members {
+		out = append(out, m.Addresses...)
+	}
+	for _, n := range nodes {
+		out = append(out, n.Addresses...)
+	}
+	return out
+}
+
+// addSeeds adds the machines at further addresses. If a listed node did not answer at its own address but answers at
+// one of these, addSeeds takes the machine from there. silent lists the addresses where no node answers and that no
+// node is known to have: such an address may move between control planes.
+func addSeeds(ctx context.Context, talos cluster.PartReader, nodes []Discovered, errs []error, addrs, known []netip.Addr) (_ []Discovered, _ []error, silent []netip.Addr) {
+	for _, addr := range addrs {
+		if slices.ContainsFunc(nodes, func(n Discovered) bool { return n.Addr == addr }) || slices.Contains(silent, addr) {
+			continue
+		}
+		m, err := cluster.ReadMachine(ctx, talos, addr)
+		if err != nil || m.Nodename == "" {
+			if !slices.Contains(known, addr) {
+				silent = append(silent, addr)
+			}
+			continue
+		}
+		i := slices.IndexFunc(nodes, func(n Discovered) bool { return n.Name == m.Nodename || m.UUID != "" && n.Machine.UUID == m.UUID })
+		switch {
+		case i < 0:
+			nodes, errs = append(nodes, Discovered{Name: m.Nodename, Addr: addr, Machine: m}), append(errs, nil)
+		case errs[i] != nil:
+			nodes[i].Addr, nodes[i].Machine, errs[i] = addr, m, nil
+		}
+	}
+	return nodes, errs, silent
+}
+
+// allListed refuses to continue if no source is known to list all nodes: if a node was found that is in no list,
+// there may be more.
+func allListed(listed int, others []Discovered, kubernetes bool) error {
+	const fetch = "talosctl kubeconfig FILE writes a kubeconfig, and KUBECONFIG names it"
+	names := cluster.Each(others, func(n Discovered) string { return n.Name })
+	switch {
+	case kubernetes && listed == 0:
+		return fault.WithHint(fault.Refusedf("no node is known: Talos' discovery lists none, and neither does Kubernetes"),
+			"kubectl get nodes has to list them, or talosctl get members (cluster.discovery in the machine configurations). Is KUBECONFIG of another cluster?")
+	case kubernetes:
+		return nil
+	case listed == 0:
+		return fault.WithHint(fault.Refusedf("Talos' discovery lists no machine (is cluster.discovery off?), and Kubernetes is not asked: the nodes are unknown"), "%s", fetch)
+	case len(names) > 0:
+		return fault.WithHint(fault.Refusedf("Talos' discovery does not list %s, and Kubernetes is not asked: the nodes are unknown", strings.Join(names, ", ")), "%s", fetch)
+	}
+	return nil
 }
