@@ -25,7 +25,6 @@ type Reason struct {
 // false if none of our locks has the hash.
 type History func(lockHash string) (content LockedContent, known bool)
 
-// DiffImage compares the image that a machine runs with a build.
 func DiffImage(b Build, m RunningSystem, past History) []Reason {
 	var out []Reason
 	if m.TalosVersion != b.TalosVersion {
@@ -98,7 +97,6 @@ func DiffTarget(b Build, m RunningSystem) []Reason {
 	return out
 }
 
-// OnOff is "on" or "off".
 func OnOff(on bool) string {
 	if on {
 		return "on"
@@ -255,7 +253,6 @@ func (b Build) installs(image string) bool {
 	return name == b.SchematicID+":"+b.TalosVersion
 }
 
-// Title is the name and the version.
 func (e LockedExtension) Title() string { return strings.TrimSpace(e.Name + " " + e.Version) }
 
 // PreviousLock says how to go back without a kept disk. recast refuses a lock that does not match recast.yaml and the
@@ -426,7 +423,6 @@ func (m Machine) OmniAfter(b Build) []string {
 	})
 }
 
-// stated returns the schematic, as far as it can be read.
 func (s SchematicEntry) stated() config.Schematic {
 	out, _ := config.ParseSchematic(s.YAML) // the comparison reports an unreadable schematic
 	return out

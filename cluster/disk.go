@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -35,7 +36,6 @@ var (
 	volumeOwner = regexp.MustCompile(`(?:^|/)(?:vm|base)-(\d+)-[^/]+$`)
 )
 
-// IsDiskKey says whether a configuration key names a drive.
 func IsDiskKey(key string) bool { return diskKey.MatchString(key) }
 
 // ParseDisk parses a drive's value, "volid,option=value,…". The volume is the part without a name, or the part named
@@ -90,10 +90,8 @@ func (d Disk) CloudInit() bool { return cloudInit.MatchString(d.Volid) }
 // vm-9011-data-cloudinit is a user's disk.
 var cloudInit = regexp.MustCompile(`[:/](?:vm-\d+-)?cloudinit(?:\.(?:raw|qcow2|vmdk))?$`)
 
-// Storage is the part of the volid before the colon.
 func (d Disk) Storage() string { s, _, _ := strings.Cut(d.Volid, ":"); return s }
 
-// Option returns the value of an option; "" if it is not set.
 func (d Disk) Option(name string) string {
 	for _, o := range d.Options {
 		if v, ok := strings.CutPrefix(o, name+"="); ok {
@@ -103,7 +101,6 @@ func (d Disk) Option(name string) string {
 	return ""
 }
 
-// Flag says whether an option is on.
 func (d Disk) Flag(name string) bool {
 	on, _ := ParseBoolean(d.Option(name))
 	return on
@@ -121,7 +118,6 @@ func (d Disk) With(name, value string) []string {
 	return append(out, name+"="+value)
 }
 
-// Value is the drive as the configuration writes it.
 func (d Disk) Value() string { return strings.Join(append([]string{d.Volid}, d.Options...), ",") }
 
 // Bootable says whether Talos can be installed on the drive: a disk on a bus, not a CD, EFI
@@ -139,11 +135,9 @@ func (d Disk) SizeBytes() uint64 {
 	if v == "" {
 		return 0
 	}
-	unit := map[byte]uint64{'K': 1 << 10, 'M': 1 << 20, 'G': 1 << 30, 'T': 1 << 40}[v[len(v)-1]]
+	unit := cmp.Or(map[byte]uint64{'K': 1 << 10, 'M': 1 << 20, 'G': 1 << 30, 'T': 1 << 40}[v[len(v)-1]], 1)
 	digits := v
-	if unit == 0 {
-		unit = 1
-	} else {
+	if unit > 1 {
 		digits = v[:len(v)-1]
 	}
 	n, err := strconv.ParseFloat(digits, 64)
@@ -174,16 +168,9 @@ func (vm VM) Disks() ([]Disk, error) {
 // CompareKeys orders "scsi2" before "scsi10".
 func CompareKeys(a, b string) int {
 	busA, busB := strings.TrimRight(a, "0123456789"), strings.TrimRight(b, "0123456789")
-	if busA != busB {
-		return strings.Compare(busA, busB)
-	}
-	if len(a) != len(b) {
-		return len(a) - len(b)
-	}
-	return strings.Compare(a, b)
+	return cmp.Or(strings.Compare(busA, busB), len(a)-len(b), strings.Compare(a, b))
 }
 
-// FindDrive returns the drive with that key.
 func FindDrive(disks []Disk, key string) (Disk, bool) {
 	return Find(disks, func(d Disk) bool { return d.Key == key && !d.CDROM })
 }
@@ -267,9 +254,7 @@ func DriveOptions(options []string) []string {
 	var read []string
 	for _, o := range options {
 		name, value, _ := strings.Cut(o, "=")
-		if alias, is := driveAliases[name]; is {
-			name = alias
-		}
+		name = cmp.Or(driveAliases[name], name)
 		on, isBoolean := ParseBoolean(value)
 		switch {
 		case name == "size" || slices.Contains(droppedOptions, name) || strings.TrimSpace(o) == "":
@@ -285,7 +270,6 @@ func DriveOptions(options []string) []string {
 	return read
 }
 
-// SameOptions compares options of drives as Proxmox reads them, in any order.
 func SameOptions(a, b []string) bool { return slices.Equal(DriveOptions(a), DriveOptions(b)) }
 
 // ParseBoolean reads a boolean as Proxmox does (pve-common, JSONSchema.pm, parse_boolean).
@@ -304,7 +288,6 @@ func ParseBoolean(s string) (on, ok bool) {
 // CephFS holds no disks, and unknown types count as unable.
 var Reassigns = []string{"btrfs", "cifs", "dir", "glusterfs", "lvm", "lvmthin", "nfs", "rbd", "zfspool"}
 
-// ReferencedBy lists every place in these VMs that names a volume.
 func ReferencedBy(volid string, vms []VM) []string {
 	var out []string
 	for _, vm := range vms {
@@ -333,16 +316,8 @@ type Use struct {
 	Values []string
 }
 
-// OptionString is the options of a drive as a configuration writes them.
-func OptionString(d Disk) string {
-	d.Volid = ""
-	if v := d.Value(); v != "" {
-		return v[1:]
-	}
-	return ""
-}
+func OptionString(d Disk) string { return strings.Join(d.Options, ",") }
 
-// SplitOptions undoes OptionString.
 func SplitOptions(s string) []string {
 	if s == "" {
 		return nil
@@ -350,12 +325,8 @@ func SplitOptions(s string) []string {
 	return strings.Split(s, ",")
 }
 
-// JoinOptions is the value of a drive in a configuration.
 func JoinOptions(volid, options string) string {
-	if options == "" {
-		return volid
-	}
-	return volid + "," + options
+	return Disk{Volid: volid, Options: SplitOptions(options)}.Value()
 }
 
 // OtherMedia returns the VM's media that are not for the blank boot, by drive. Any ISO may hold cloud-init data,
@@ -503,7 +474,6 @@ type StorageRoom struct {
 // in it fails, not only the one that grew.
 const FullPool = 0.9
 
-// Size formats bytes for people.
 func Size(bytes int64) string {
 	if bytes < 10<<30 {
 		return fmt.Sprintf("%d MiB", bytes>>20)
@@ -540,7 +510,6 @@ type ThinPool struct {
 	MetaSize, MetaUsed int64
 }
 
-// CanReassign says whether storages of that type can give a disk to another VM.
 func (s Storage) CanReassign() bool { return slices.Contains(Reassigns, s.Type) }
 
 // SameVolume says whether two drives name one volume, in whatever spelling: with or without the base of a
@@ -807,7 +776,6 @@ func (d Disk) Named(serial string) []string {
 	return d.Options
 }
 
-// WWN derives a World Wide Name from a serial number.
 func WWN(serial string) string {
 	sum := sha256.Sum256([]byte(serial))
 	return "0x3" + hex.EncodeToString(sum[:])[:15]

@@ -61,10 +61,8 @@ func (k *KubernetesImages) at(c Component) *string {
 	panic("unknown component " + string(c))
 }
 
-// Of is the image of a component.
 func (k KubernetesImages) Of(c Component) string { return *k.at(c) }
 
-// With returns k with another image for a component.
 func (k KubernetesImages) With(c Component, image string) KubernetesImages {
 	*k.at(c) = image
 	return k
@@ -116,7 +114,6 @@ type imageRef struct {
 	Digest     string
 }
 
-// splitImage splits an image reference; tag and digest are "" if it has none.
 func splitImage(image string) (repository, tag, digest string) {
 	rest, digest, _ := strings.Cut(image, "@")
 	i := strings.LastIndex(rest, ":")
@@ -209,7 +206,6 @@ func takesOver(image, like string) bool {
 	return a == b && digest == "" && errA == nil && errB == nil
 }
 
-// SameVersion says whether two images have the same version of Kubernetes.
 func SameVersion(a, b string) bool {
 	x, errX := ParseImage(a)
 	y, errY := ParseImage(b)
@@ -247,7 +243,6 @@ var upstreamPre = regexp.MustCompile(`^(alpha|beta|rc)\.\d+$`)
 // ofVendor says whether the version is a vendor's own, which Kubernetes itself never had.
 func (v Version) ofVendor() bool { return v.pre != "" && !upstreamPre.MatchString(v.pre) }
 
-// CheckKubernetesVersion refuses a version that is not one of Kubernetes itself.
 func CheckKubernetesVersion(s string) error {
 	v, err := ParseVersion(s)
 	if err == nil && (v.ofVendor() || strings.Contains(s, "+")) {
@@ -264,15 +259,12 @@ func (v Version) String() string {
 	return s
 }
 
-// MinorVersion is the version without its patch: "v1.35".
 func (v Version) MinorVersion() string { return fmt.Sprintf("v%d.%d", v.Major, v.Minor) }
 
-// Compare is negative if v is older than o, 0 if they are equal.
 func (v Version) Compare(o Version) int {
 	return cmp.Or(cmp.Compare(v.Major, o.Major), cmp.Compare(v.Minor, o.Minor), cmp.Compare(v.patch, o.patch), comparePre(v.pre, o.pre))
 }
 
-// Before says whether v is older than o.
 func (v Version) Before(o Version) bool { return v.Compare(o) < 0 }
 
 // comparePre orders pre-releases before their release, as https://semver.org does.
@@ -342,7 +334,6 @@ func (m Machine) Pools() []PoolMember {
 	return out
 }
 
-// HeldBy says whether the run has the node cordoned.
 func (k KubeNode) HeldBy(run string) bool {
 	return k.Unschedulable && k.Mark != nil && k.Mark.Run == run
 }
@@ -374,7 +365,6 @@ type AttachedVolume struct {
 	User       string // the pod that uses it and that a drain leaves on the node: "DaemonSet pod csi/agent-x2b"; "" for none
 }
 
-// String names the volume for people.
 func (v AttachedVolume) String() string {
 	text, about := "VolumeAttachment "+v.Attachment, "driver "+v.Driver
 	if v.Volume != "" {
@@ -402,7 +392,6 @@ const (
 	Worker       = "worker"
 )
 
-// RoleOf is the role of a node.
 func RoleOf(controlPlane bool) string {
 	if controlPlane {
 		return ControlPlane
@@ -480,7 +469,6 @@ func LacksStaticPods(ctx context.Context, kube ComponentReader, node string, add
 	return "", nil
 }
 
-// LacksStaticPod is LacksStaticPods for one component.
 func LacksStaticPod(ctx context.Context, kube ComponentReader, pods []StaticPod, node string, addr netip.Addr, c Component, m MachineKubernetes) (string, error) {
 	if what := LacksPod(pods, node, c, m); what != "" || c != APIServer {
 		return what, nil

@@ -38,7 +38,7 @@ type Machine struct {
 	PoolMembers    []PoolMember // of LVM and ZFS, on drives and elsewhere
 	InstallImage   string       // machine.install.image or UnattendedInstallConfig; "" when it can't be read
 	Configs        Configs      // none while it has no configuration, or hides its configuration
-	ConfigHidden   bool         // see ComparedMachine
+	ConfigHidden   bool         // our talosconfig has only the role os:reader, which hides its configuration and which system it would start next
 	Encryption     []Encryption
 	Remembered     bool             // the machine does not answer: this was recorded earlier, without its system disk
 	Addresses      []MachineAddress // present addresses; see AddressesPart
@@ -71,49 +71,10 @@ type RunningSystem struct {
 // MachineIdentity identifies a machine.
 type MachineIdentity struct{ UUID, Nodename string }
 
-// BootedMachine is a machine in one of its boots.
-type BootedMachine struct {
-	MachineStanding
-	RunningSystem
-	BootID string
-}
-
 // BlankMachine is a machine in maintenance mode.
 type BlankMachine struct {
 	Machine
 	Fingerprint string // of the certificate that it presented, as talosctl apply-config --cert-fingerprint takes it
-}
-
-// ComparedMachine is the part of a machine that Diff compares.
-type ComparedMachine struct {
-	MachineStanding
-	RunningSystem
-	Disks      []MachineDisk // none of them counts as blank
-	SystemDisk string
-	// VolumeStatuses lack what is on which disk.
-	VolumeStatuses []VolumeStatus
-	InstallImage   string
-	Configs        Configs
-	ConfigHidden   bool // our talosconfig has only the role os:reader, which hides its configuration and which system it would start next
-	Encryption     []Encryption
-}
-
-// Machine returns m for Diff; the rest of the machine is unknown.
-func (m ComparedMachine) Machine() Machine {
-	return Machine{
-		MachineStanding: m.MachineStanding, RunningSystem: m.RunningSystem, Disks: m.Disks, SystemDisk: m.SystemDisk, VolumeStatuses: m.VolumeStatuses,
-		InstallImage: m.InstallImage, Configs: m.Configs, ConfigHidden: m.ConfigHidden, Encryption: m.Encryption,
-	}
-}
-
-// Booted returns the part of m that ReadBooted reads.
-func (m Machine) Booted() BootedMachine {
-	return BootedMachine{m.MachineStanding, m.RunningSystem, m.BootID}
-}
-
-// Compared returns the part of m that ReadCompared reads.
-func (m Machine) Compared() ComparedMachine {
-	return ComparedMachine{m.MachineStanding, m.RunningSystem, m.Disks, m.SystemDisk, m.VolumeStatuses, m.InstallImage, m.Configs, m.ConfigHidden, m.Encryption}
 }
 
 // StandsIn is the beginning of the text of Standing.
@@ -195,7 +156,7 @@ func (k KubeNode) Corrected(m RunningSystem, bootID string) RunningSystem {
 
 // BlankAddress says how the node's machine will have addr when it boots from a build's ISO with nothing on its system
 // disk: see reachBlank.
-func BlankAddress(addr netip.Addr, vm VM, m Machine, b Build) (set *BlankSetting, against AddressObstacle) {
+func BlankAddress(addr netip.Addr, vm VM, m Machine, b Build) (set *BlankSetting, against Obstacle) {
 	blank := blankVM{ID: int(vm.ID), Config: vm.Config, Platform: b.Platform, KernelArgs: b.KernelArgs, NoNetwork: vm.WithoutCustom("network")}
 	disks, _ := vm.Disks() // an unreadable drive is refused elsewhere
 	for _, d := range disks {
@@ -314,15 +275,14 @@ type FoundFile struct {
 	Selectors []DiskSelector
 }
 
-// Talosconfig stands for a node where no node shows a configuration. Then only the CA of Talos in a file was
-// compared, with the CA that the talosconfig trusts.
-const Talosconfig = "the talosconfig"
-
-// NodeRole is the node's role as part of its identity.
-const NodeRole = "the node's role"
-
-// TalosCA is the CA of Talos as part of a node's identity.
-const TalosCA = "the CA of Talos"
+const (
+	// Talosconfig stands for a node where no node shows a configuration. Then only the CA of Talos in a file was
+	// compared, with the CA that the talosconfig trusts.
+	Talosconfig = "the talosconfig"
+	// NodeRole and TalosCA are parts of a node's identity.
+	NodeRole = "the node's role"
+	TalosCA  = "the CA of Talos"
+)
 
 // NeutralPatch sets the fields that recast sets to the same values in every configuration, so that no two
 // configurations differ by these fields.
@@ -355,7 +315,6 @@ func (f *ConfigFile) HashOf() (file, runs string) {
 // ErrConfigDamaged says that the machine configuration in a journal does not match the checksum in the record.
 var ErrConfigDamaged = errors.New("the machine configuration in the journal is damaged")
 
-// ConfigSum is the SHA-256 of a machine configuration, in hex.
 func ConfigSum(config []byte) string {
 	sum := sha256.Sum256(config)
 	return hex.EncodeToString(sum[:])
@@ -457,15 +416,13 @@ func ReadIdentity(ctx context.Context, talos PartReader, addr netip.Addr) (Machi
 }
 
 // ReadBooted reads what ReadStanding reads, which system is booted, in which boot, and which system would boot next.
-func ReadBooted(ctx context.Context, talos PartReader, addr netip.Addr) (BootedMachine, error) {
-	m, err := talos.ReadParts(ctx, addr, bootedParts)
-	return m.Booted(), err
+func ReadBooted(ctx context.Context, talos PartReader, addr netip.Addr) (Machine, error) {
+	return talos.ReadParts(ctx, addr, bootedParts)
 }
 
 // ReadArrived reads what ReadBooted reads if the machine is running and ready, else only what ReadStanding reads.
-func ReadArrived(ctx context.Context, talos PartReader, addr netip.Addr) (BootedMachine, error) {
-	m, err := talos.ReadParts(ctx, addr, bootedParts|IfReady)
-	return m.Booted(), err
+func ReadArrived(ctx context.Context, talos PartReader, addr netip.Addr) (Machine, error) {
+	return talos.ReadParts(ctx, addr, bootedParts|IfReady)
 }
 
 // ReadArrivedWhole reads what ReadMachine reads, except for the addresses, if the machine is running and ready, else
@@ -475,9 +432,8 @@ func ReadArrivedWhole(ctx context.Context, talos PartReader, addr netip.Addr) (M
 }
 
 // ReadCompared reads what Diff compares, with half as many requests as ReadMachine.
-func ReadCompared(ctx context.Context, talos PartReader, addr netip.Addr) (ComparedMachine, error) {
-	m, err := talos.ReadParts(ctx, addr, comparedParts)
-	return m.Compared(), err
+func ReadCompared(ctx context.Context, talos PartReader, addr netip.Addr) (Machine, error) {
+	return talos.ReadParts(ctx, addr, comparedParts)
 }
 
 // ReadForPlan reads the parts that a plan needs of a machine that it leaves as it is. Complete reads the rest.
@@ -545,33 +501,26 @@ type blankVM struct {
 // BlankSetting is a setting that a VM must have for the blank boot.
 type BlankSetting struct{ Key, Value string }
 
-// AddressObstacle says why a blank machine will not have its address; the zero value: it will have the address.
-type AddressObstacle struct {
-	Text    string // with a remedy
-	Command string // lifts the obstacle, run as root on the VM's host; "": no command does
-	Config  string // what recast.yaml must also say before the next recast lock: "images.platform: nocloud"
-}
-
-func addressObstacle(format string, args ...any) AddressObstacle {
-	return AddressObstacle{Text: fmt.Sprintf(format, args...)}
+func obstacle(format string, args ...any) Obstacle {
+	return Obstacle{Text: fmt.Sprintf(format, args...)}
 }
 
 // reachBlank says how the blank machine will have addr, one of the machine's present addresses: by itself if set is
-// nil, else with that setting of the VM. against says why the machine will not have addr.
-func reachBlank(addr netip.Addr, all []MachineAddress, b blankVM) (set *BlankSetting, against AddressObstacle) {
+// nil, else with that setting of the VM. against says why the machine will not have addr; zero: it will.
+func reachBlank(addr netip.Addr, all []MachineAddress, b blankVM) (set *BlankSetting, against Obstacle) {
 	i := slices.IndexFunc(all, func(a MachineAddress) bool { return a.Prefix.Addr() == addr })
 	if i < 0 {
-		return nil, addressObstacle("Talos does not show where its address %s comes from (talosctl -n %s get addresses), so whether a blank machine would have it can't be determined: use in-place", addr, addr)
+		return nil, obstacle("Talos does not show where its address %s comes from (talosctl -n %s get addresses), so whether a blank machine would have it can't be determined: use in-place", addr, addr)
 	}
 	a := all[i]
 	card := b.card(a.MAC)
 	switch {
 	case a.Layer == LayerOperator && a.Lease.Operator == "vip":
-		return nil, addressObstacle("its address %s is a virtual one, which any control plane may take: have the kubelet register another (machine.kubelet.nodeIP.validSubnets), then run the same command again", addr)
+		return nil, obstacle("its address %s is a virtual one, which any control plane may take: have the kubelet register another (machine.kubelet.nodeIP.validSubnets), then run the same command again", addr)
 	case a.Kind != "":
 		return nil, a.unmade()
 	case card == "":
-		return nil, addressObstacle("its address %s is on %s with MAC %s, which none of the VM's network cards has: look at netN of VM %d", addr, a.Link, a.MAC, b.ID)
+		return nil, obstacle("its address %s is on %s with MAC %s, which none of the VM's network cards has: look at netN of VM %d", addr, a.Link, a.MAC, b.ID)
 	}
 	switch a.Layer {
 	case LayerOperator:
@@ -583,73 +532,73 @@ func reachBlank(addr netip.Addr, all []MachineAddress, b blankVM) (set *BlankSet
 	case LayerKernel:
 		return nil, a.announced()
 	}
-	return nil, addressObstacle("its address %s is of layer %s, which says nothing of a blank machine: use in-place", addr, a.Layer)
+	return nil, obstacle("its address %s is of layer %s, which says nothing of a blank machine: use in-place", addr, a.Layer)
 }
 
 // unmade says why a blank machine has no address on a link that only the configuration makes.
-func (a MachineAddress) unmade() AddressObstacle {
+func (a MachineAddress) unmade() Obstacle {
 	text := fmt.Sprintf("its address %s is on %s (%s), a link that only its machine configuration makes, so a blank machine would not have it: ", a.Prefix.Addr(), a.Link, a.Kind)
 	switch a.Kind {
 	case "vlan":
-		return AddressObstacle{Text: text + "have Proxmox tag the VM's network card instead (tag= of netN), and give the address to the card itself, or use in-place"}
+		return Obstacle{Text: text + "have Proxmox tag the VM's network card instead (tag= of netN), and give the address to the card itself, or use in-place"}
 	case "bond":
-		return AddressObstacle{Text: text + "have the Proxmox host make the bond below its bridge, and give the address to the VM's network card itself, or use in-place"}
+		return Obstacle{Text: text + "have the Proxmox host make the bond below its bridge, and give the address to the VM's network card itself, or use in-place"}
 	}
-	return AddressObstacle{Text: text + "give the address to the VM's network card itself, or use in-place"}
+	return Obstacle{Text: text + "give the address to the VM's network card itself, or use in-place"}
 }
 
 // leased handles an address from DHCP. Talos requests an address on every card without other configuration, also in
 // maintenance mode (controllers/network/operator_config.go).
-func (b blankVM) leased(a MachineAddress, card string) (*BlankSetting, AddressObstacle) {
+func (b blankVM) leased(a MachineAddress, card string) (*BlankSetting, Obstacle) {
 	switch {
 	case a.Lease.Operator != "dhcp4":
-		return nil, addressObstacle("its address %s comes from %s, which a blank machine does not ask: have DHCPv4 give it its address, or use in-place", a.Prefix.Addr(), cmp.Or(a.Lease.Operator, "nothing that Talos names"))
+		return nil, obstacle("its address %s comes from %s, which a blank machine does not ask: have DHCPv4 give it its address, or use in-place", a.Prefix.Addr(), cmp.Or(a.Lease.Operator, "nothing that Talos names"))
 	case a.Lease.DUID:
-		return nil, addressObstacle("its address %s is leased to the DUID of its machine configuration, which a blank machine does not have: reserve it for MAC %s in DHCP and take clientIdentifier out of DHCPv4Config, or use in-place", a.Prefix.Addr(), a.MAC)
+		return nil, obstacle("its address %s is leased to the DUID of its machine configuration, which a blank machine does not have: reserve it for MAC %s in DHCP and take clientIdentifier out of DHCPv4Config, or use in-place", a.Prefix.Addr(), a.MAC)
 	}
 	// Talos does not request an address by itself for a card that the drive configures.
 	if given := b.Config["ipconfig"+card]; b.readsDrive() && given != "" && option(given, "ip") != "dhcp" {
-		return &BlankSetting{"ipconfig" + card, ipconfig(given, "ip", "dhcp", "gw", "")}, AddressObstacle{}
+		return &BlankSetting{"ipconfig" + card, ipconfig(given, "ip", "dhcp", "gw", "")}, Obstacle{}
 	}
-	return nil, AddressObstacle{}
+	return nil, Obstacle{}
 }
 
 // given handles an address from the machine configuration, or from the platform. Talos copies what the platform says
 // to the system disk (platform_config_store.go).
-func (b blankVM) given(a MachineAddress, card string) (*BlankSetting, AddressObstacle) {
+func (b blankVM) given(a MachineAddress, card string) (*BlankSetting, Obstacle) {
 	addr, key := a.Prefix.Addr(), "ipconfig"+card
 	ip, gw := "ip", "gw"
 	if addr.Is6() {
 		ip, gw = "ip6", "gw6"
 	}
 	if was, err := netip.ParsePrefix(option(b.Config[key], ip)); err == nil && was.Addr() == addr && b.readsDrive() {
-		return nil, AddressObstacle{}
+		return nil, Obstacle{}
 	}
 	gateway, err := a.gateway()
 	value := ipconfig(b.Config[key], ip, a.Prefix.String(), gw, gateway)
 	if against := b.untold(a, key, value); against.Text != "" || err.Text != "" {
 		return nil, cmp.Or(against, err)
 	}
-	return &BlankSetting{key, value}, AddressObstacle{}
+	return &BlankSetting{key, value}, Obstacle{}
 }
 
 // gateway returns the gateway that a cloud-init drive can state for the address's network; "": none.
-func (a MachineAddress) gateway() (string, AddressObstacle) {
+func (a MachineAddress) gateway() (string, Obstacle) {
 	addr := a.Prefix.Addr()
 	switch {
 	case !a.Gateway.IsValid() || a.Gateway.Is6() != addr.Is6():
-		return "", AddressObstacle{}
+		return "", Obstacle{}
 	case a.Prefix.Contains(a.Gateway), addr.Is6():
-		return a.Gateway.String(), AddressObstacle{}
+		return a.Gateway.String(), Obstacle{}
 	}
 	// nocloud's format has no route to such a gateway
-	return "", addressObstacle("its gateway %s is not in the network of its address %s, which a cloud-init drive can't tell a blank machine: reserve the address for MAC %s in DHCP and have the machine configuration say dhcp: true there, or use in-place", a.Gateway, a.Prefix, a.MAC)
+	return "", obstacle("its gateway %s is not in the network of its address %s, which a cloud-init drive can't tell a blank machine: reserve the address for MAC %s in DHCP and have the machine configuration say dhcp: true there, or use in-place", a.Gateway, a.Prefix, a.MAC)
 }
 
 // untold says why the VM's cloud-init drive would not give the blank machine the setting with its address.
-func (b blankVM) untold(a MachineAddress, key, value string) AddressObstacle {
+func (b blankVM) untold(a MachineAddress, key, value string) Obstacle {
 	var first []string
-	var o AddressObstacle
+	var o Obstacle
 	if b.Platform != "nocloud" {
 		o.Config = "images.platform: nocloud"
 		first = append(first, "set images.platform to nocloud, then recast lock: recast then has the VM's cloud-init drive tell the blank machine its address")
@@ -670,7 +619,7 @@ func (b blankVM) untold(a MachineAddress, key, value string) AddressObstacle {
 		first = append(first, fmt.Sprintf("set citype of VM %d to nocloud (%s)", b.ID, o.Command))
 	}
 	if len(first) == 0 {
-		return AddressObstacle{}
+		return Obstacle{}
 	}
 	where := "its machine configuration alone"
 	if a.Layer == LayerPlatform {
@@ -682,25 +631,25 @@ func (b blankVM) untold(a MachineAddress, key, value string) AddressObstacle {
 }
 
 // argued handles an address from a kernel argument. Kernel arguments are part of an image.
-func (b blankVM) argued(a MachineAddress) AddressObstacle {
+func (b blankVM) argued(a MachineAddress) Obstacle {
 	for _, arg := range b.KernelArgs {
 		if rest, ok := strings.CutPrefix(arg, "ip="); ok {
 			rest = strings.NewReplacer("[", "", "]", "").Replace(rest)
 			if rest == a.Prefix.Addr().String() || strings.HasPrefix(rest, a.Prefix.Addr().String()+":") {
-				return AddressObstacle{}
+				return Obstacle{}
 			}
 		}
 	}
-	return addressObstacle("its address %s is one of a kernel argument ip= that the schematic does not have, so a blank machine would not have it: have DHCP or the machine configuration give it its address, and roll in-place once", a.Prefix.Addr())
+	return obstacle("its address %s is one of a kernel argument ip= that the schematic does not have, so a blank machine would not have it: have DHCP or the machine configuration give it its address, and roll in-place once", a.Prefix.Addr())
 }
 
 // announced handles an address that the kernel made from a router advertisement. The address stays the same if it is
 // made from the card's MAC.
-func (a MachineAddress) announced() AddressObstacle {
+func (a MachineAddress) announced() Obstacle {
 	if a.Prefix.Addr().Is6() && a.Prefix.Addr() == eui64(a.Prefix, a.MAC) {
-		return AddressObstacle{}
+		return Obstacle{}
 	}
-	return addressObstacle("its address %s comes from nothing that Talos knows of and is not made of MAC %s, so whether a blank machine would have it can't be determined: use in-place", a.Prefix.Addr(), a.MAC)
+	return obstacle("its address %s comes from nothing that Talos knows of and is not made of MAC %s, so whether a blank machine would have it can't be determined: use in-place", a.Prefix.Addr(), a.MAC)
 }
 
 // card returns the number of the VM's network card with that MAC; "" if no card has it.
@@ -768,7 +717,6 @@ func ipconfig(old, ip, address, gw, gateway string) string {
 	return strings.Join(parts, ",")
 }
 
-// eui64 returns the address that a card with that MAC gives itself in a network.
 func eui64(network netip.Prefix, mac string) netip.Addr {
 	hw, err := net.ParseMAC(mac)
 	if err != nil || len(hw) != 6 || network.Bits() > 64 {

@@ -197,7 +197,7 @@ func TestFindOfAnAddressThatTalosDoesNotShow(t *testing.T) {
 	a, b := machine()
 	const want = "Talos does not show where its address 10.0.0.32 comes from (talosctl -n 10.0.0.32 get addresses), so whether a blank machine would have it can't be determined: use in-place"
 	for _, all := range [][]MachineAddress{nil, {a}} {
-		if set, against := reachBlank(netip.MustParseAddr("10.0.0.32"), all, b); set != nil || against != (AddressObstacle{Text: want}) {
+		if set, against := reachBlank(netip.MustParseAddr("10.0.0.32"), all, b); set != nil || against != (Obstacle{Text: want}) {
 			t.Errorf("set %v, against: %+v", set, against)
 		}
 	}

@@ -49,7 +49,6 @@ type VMState struct {
 	HA         bool
 }
 
-// State returns the VM without its configuration.
 func (vm VM) State() VMState {
 	return VMState{ID: vm.ID, Name: vm.Name, Host: vm.Host, Running: vm.Running, QMP: vm.QMP, HA: vm.HA}
 }
@@ -370,7 +369,6 @@ func Where[T any](values []T, is func(T) bool) (out []T) {
 	return out
 }
 
-// TrueFirst orders true before false.
 func TrueFirst(a, b bool) int {
 	switch {
 	case a == b:

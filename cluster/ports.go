@@ -52,7 +52,6 @@ var ErrBusy = errors.New("an installation is in progress already")
 // ErrNotYet says that a machine is not ready for the request; nothing was started.
 var ErrNotYet = errors.New("it is not ready for that yet")
 
-// Access says what our token may do.
 type Access interface {
 	// TokenID names the token, without its secret: "recast@pve!roll".
 	TokenID() string
@@ -70,7 +69,6 @@ type Inventory interface {
 	HostReader
 }
 
-// VMReader reads VMs.
 type VMReader interface {
 	// VMs lists every VM of the Proxmox cluster with its configuration, ordered by VMID. Running lags by about 10 s: rely
 	// on VM instead. If hosts do not answer, it returns the VMs of the others and a *HostsAway.
@@ -104,7 +102,6 @@ type TieReader interface {
 	GuestAddrs(ctx context.Context, vm VM) ([]netip.Addr, error)
 }
 
-// StorageReader reads storages and the volumes on them.
 type StorageReader interface {
 	// Storages lists the storages of the Proxmox cluster, by name.
 	Storages(ctx context.Context) ([]Storage, error)
@@ -117,7 +114,6 @@ type StorageReader interface {
 	OwnedVolumes(ctx context.Context, host, storage string, owner VMID) ([]string, error)
 }
 
-// HostReader reads the hosts of the Proxmox cluster.
 type HostReader interface {
 	// Quorate says whether the Proxmox cluster has quorum right now.
 	Quorate(ctx context.Context) (bool, error)
@@ -125,7 +121,6 @@ type HostReader interface {
 	FreeMemory(ctx context.Context, host string) (int64, error)
 }
 
-// HA takes VMs out of Proxmox HA and puts them back.
 type HA interface {
 	// RemoveHA removes the VM's HA resource and leaves every rule as it is. No-op if there is none.
 	// The VM stays on or off.
@@ -160,7 +155,6 @@ type Editor interface {
 	SetFirewall(ctx context.Context, vm VM, want FirewallConfig) error
 }
 
-// Power switches VMs on and off.
 type Power interface {
 	// Start starts a VM and fails if it does not start.
 	Start(ctx context.Context, vm VM) error
@@ -200,14 +194,12 @@ type Talos interface {
 	KubeletRestarter
 }
 
-// KubeletRestarter restarts the kubelet of a running machine.
 type KubeletRestarter interface {
 	// RestartKubelet returns when the kubelet is starting again; its containers keep running. It refuses unless the
 	// machine at addr has that UUID.
 	RestartKubelet(ctx context.Context, addr netip.Addr, uuid string) error
 }
 
-// MachineReader reads what configured machines say.
 type MachineReader interface {
 	PartReader
 	ConfigReader
@@ -219,7 +211,6 @@ type MachineReader interface {
 	WatchMachine(ctx context.Context, addr netip.Addr, tell func(look bool)) error
 }
 
-// ConfigReader reads a machine's configuration.
 type ConfigReader interface {
 	// MachineConfig reads the machine's whole configuration, all documents, as stored.
 	MachineConfig(ctx context.Context, addr netip.Addr) (Secret, error)
@@ -231,7 +222,6 @@ type ConfigReader interface {
 	InstallImage(ctx context.Context, addr netip.Addr) (string, error)
 }
 
-// KubernetesReader reads what a configured machine's Talos says about the Kubernetes on it.
 type KubernetesReader interface {
 	// Kubernetes reads all of MachineKubernetes.
 	Kubernetes(ctx context.Context, addr netip.Addr) (MachineKubernetes, error)
@@ -243,7 +233,6 @@ type KubernetesReader interface {
 	RemovedFlags(ctx context.Context, addr netip.Addr, controlPlane bool, from, to string) ([]string, error)
 }
 
-// MemberReader reads who belongs to the cluster.
 type MemberReader interface {
 	// Members lists the cluster's machines as Talos' discovery knows them, from any endpoint that answers.
 	Members(ctx context.Context) ([]Member, error)
@@ -376,7 +365,6 @@ type ConfigPatch struct {
 	Runs  bool // a machine has the configuration already: an error of its own release is no reason to refuse it
 }
 
-// FileReader opens the files of running machines.
 type FileReader interface {
 	// Files calls look with the files of the machine at addr. Everything that look reads comes from one boot of the
 	// machine. Files refuses unless the machine has that UUID.
@@ -392,7 +380,6 @@ type Kube interface {
 	SetProxyImage(ctx context.Context, from, to string) error
 }
 
-// KubeReader reads the Kubernetes API.
 type KubeReader interface {
 	NodeReader
 	VolumeReader
@@ -416,7 +403,6 @@ type NodeReader interface {
 	OtherOwners(ctx context.Context) ([]string, error)
 }
 
-// NodeWriter changes nodes.
 type NodeWriter interface {
 	// Cordon makes the node unschedulable and marks it with why, in one change. A node that is
 	// unschedulable without a mark was cordoned by someone else: its mark gets Foreign set.
@@ -439,7 +425,6 @@ type NodeWriter interface {
 	RestoreMetadata(ctx context.Context, node string, m NodeMetadata) error
 }
 
-// VolumeReader reads volumes, where they are, and the data that is on one node only.
 type VolumeReader interface {
 	replica.HoldReader
 	// AttachedVolumes lists the volumes attached to the node, or still being detached, by name. If a pod that a drain
@@ -464,7 +449,6 @@ type VolumeReader interface {
 	PodVolumes(ctx context.Context) ([]string, error)
 }
 
-// ComponentReader reads which Kubernetes the cluster runs.
 type ComponentReader interface {
 	// APIServer asks the API server at this address for its version. An error says that the API server does not
 	// serve, or refuses us.
@@ -500,7 +484,6 @@ type FailingObject struct {
 	Why  string // what the expression reads of it: "status.robustness=degraded"; or the error of its evaluation
 }
 
-// ObjectJudge evaluates expressions on Kubernetes objects.
 type ObjectJudge interface {
 	Judge(ctx context.Context, g ObjectGate) (Judged, error)
 }
@@ -566,7 +549,6 @@ func (m EtcdMember) Address(known []Endpoint) (netip.Addr, error) {
 	return netip.Addr{}, fmt.Errorf("etcd member %s: no address in its peer URLs %v", m.Label(), m.Peers)
 }
 
-// Label is the name of a member, or its ID if it has none yet.
 func (m EtcdMember) Label() string {
 	if m.Name != "" {
 		return m.Name
@@ -629,16 +611,10 @@ const (
 	AfterNode   HookPoint = "afterNode"
 )
 
-// String names the hook: by its description, else by what it runs.
-func (h Hook) String() string { return cmp.Or(h.Description, h.About()) }
-
-// About is what the hook runs.
-func (h Hook) About() string { return h.Command.line() }
-
-// Timeout is how long the hook may run.
+func (h Hook) String() string         { return cmp.Or(h.Description, h.About()) }
+func (h Hook) About() string          { return h.Command.line() }
 func (h Hook) Timeout() time.Duration { return time.Duration(h.TimeoutSeconds) * time.Second }
 
-// At lists the hooks of one point.
 func (h Hooks) At(p HookPoint) []Hook {
 	return map[HookPoint][]Hook{
 		BeforeRun: h.BeforeRun, AfterRun: h.AfterRun, BeforeBatch: h.BeforeBatch, AfterBatch: h.AfterBatch,
@@ -684,10 +660,8 @@ type CommandGate struct {
 	Env  []string `json:"-"` // names of variables that it gets of recast's environment, beside those that every program gets
 }
 
-// String names the gate: by its description, else by what it looks at.
 func (g UserGate) String() string { return cmp.Or(g.Description, g.About()) }
 
-// About is what the gate looks at.
 func (g UserGate) About() string {
 	if g.Command != nil {
 		return g.Command.line()
@@ -718,7 +692,6 @@ func (c CommandGate) line() string {
 	return strings.Join(words, " ")
 }
 
-// Timeout is how long a roll waits for the gate.
 func (g UserGate) Timeout() time.Duration { return time.Duration(g.TimeoutSeconds) * time.Second }
 
 // Took is how long one node's roll took once.
@@ -735,13 +708,10 @@ type Took struct {
 	Steps        map[string]int `json:"steps,omitempty"`                 // seconds of those that took any, by path below the node
 }
 
-// tookKey is the suffix of the journal's key for a node's Took.
 const tookKey = "/took"
 
-// TookKey is the journal's key for a node's Took.
 func TookKey(node string) string { return node + tookKey }
 
-// IsTookKey says whether a key of the journal is for a Took.
 func IsTookKey(key string) bool { return strings.HasSuffix(key, tookKey) }
 
 const handsOver = "hands-over/"
@@ -752,13 +722,11 @@ type HandsOver struct {
 	Storage string `json:"storage"`
 }
 
-// Key is the key of the fact in a journal.
 func (h HandsOver) Key() string {
 	sum := sha256.Sum256([]byte(h.Host + "/" + h.Storage))
 	return handsOver + hex.EncodeToString(sum[:6])
 }
 
-// IsHandsOverKey says whether a key of the journal is for a HandsOver.
 func IsHandsOverKey(key string) bool { return strings.HasPrefix(key, handsOver) }
 
 // Notice tells someone who does not watch the run about it.
@@ -829,7 +797,6 @@ func (t Timing) Await(ctx context.Context, w wait.For, look wait.Look) error {
 	})
 }
 
-// AwaitTasks waits until list finds no running task.
 func AwaitTasks(ctx context.Context, w wait.For, list func(context.Context) ([]string, error)) error {
 	return wait.Until(ctx, w, func(ctx context.Context) (bool, string, error) {
 		running, err := list(ctx)

@@ -127,26 +127,15 @@ var rows = map[Strategy]row{
 	}},
 }
 
-// From returns the state in which the strategy finds the node.
-func (s Strategy) From() From { return rows[s].from }
-
-// VM is what becomes of the node's VM.
-func (s Strategy) VM() VMFate { return rows[s].vm }
-
-// System says which system disk the node has afterwards.
+func (s Strategy) From() From         { return rows[s].from }
+func (s Strategy) VM() VMFate         { return rows[s].vm }
 func (s Strategy) System() SystemFate { return rows[s].system }
-
-// Brings says whether the strategy brings anything to the node from git.
-func (s Strategy) Brings() bool { return rows[s].brings != 0 }
+func (s Strategy) Brings() bool       { return rows[s].brings != 0 }
 
 // BringsImage, BringsConfig and BringsShape say what the strategy brings to the node, where it differs.
-func (s Strategy) BringsImage() bool { return rows[s].brings&bringsImage != 0 }
-
-// BringsConfig says so for the machine configuration: see BringsImage.
+func (s Strategy) BringsImage() bool  { return rows[s].brings&bringsImage != 0 }
 func (s Strategy) BringsConfig() bool { return rows[s].brings&bringsConfig != 0 }
-
-// BringsShape says so for the VM's settings: see BringsImage.
-func (s Strategy) BringsShape() bool { return rows[s].brings&bringsShape != 0 }
+func (s Strategy) BringsShape() bool  { return rows[s].brings&bringsShape != 0 }
 
 // Outage is how long a node is expected to be out. It includes shutdown, parking and the boot: a recreated node took
 // 146 s from power on to ready under software emulation (Talos v1.14.1 in QEMU), which is an upper bound. An in-place
@@ -171,9 +160,7 @@ func (s Strategy) KeepsImage() bool { return s.From() == Serving && s.Brings() &
 
 // DeletesVM says whether the strategy deletes the node's VM, once all its disks are parked.
 func (s Strategy) DeletesVM() bool { return s.VM() == VMAgain || s.VM() == VMGone }
-
-// MakesVM says whether the strategy creates the node's VM.
-func (s Strategy) MakesVM() bool { return s.VM() == VMMade || s.VM() == VMAgain }
+func (s Strategy) MakesVM() bool   { return s.VM() == VMMade || s.VM() == VMAgain }
 
 // Upgrades says whether the strategy installs another image beside the running one.
 func (s Strategy) Upgrades() bool { return s.System() == SystemStays && s.BringsImage() }
@@ -237,7 +224,6 @@ type Obstacle struct {
 	Config string `json:"config,omitempty"`
 }
 
-// Texts are the obstacles in words.
 func Texts(obstacles []Obstacle) []string {
 	return Each(obstacles, func(o Obstacle) string { return o.Text })
 }

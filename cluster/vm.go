@@ -19,7 +19,6 @@ import (
 // VMIDRange is the range of numbers that a recast.yaml gives recast: proxmox.vmids.
 type VMIDRange struct{ First, Last VMID }
 
-// String writes the range as recast.yaml does, "9000-9099"; "" if it is empty.
 func (r VMIDRange) String() string {
 	if r == (VMIDRange{}) {
 		return ""
@@ -27,7 +26,6 @@ func (r VMIDRange) String() string {
 	return fmt.Sprintf("%d-%d", r.First, r.Last)
 }
 
-// Contains says whether a number is in the range.
 func (r VMIDRange) Contains(id VMID) bool { return r.First <= id && id <= r.Last }
 
 // WithoutCustom returns the command that removes parts from cicustom and keeps the others.
@@ -42,7 +40,6 @@ func (vm VM) WithoutCustom(parts ...string) string {
 	return fmt.Sprintf("qm set %d --cicustom %s", vm.ID, words.Quote(strings.Join(rest, ",")))
 }
 
-// ArgName is the name of a kernel argument, without its value.
 func ArgName(arg string) string { name, _, _ := strings.Cut(arg, "="); return name }
 
 // Arch is the architecture that a VM's configuration names, as images name it.
@@ -162,7 +159,6 @@ func HalfMade(vm VM) error {
 		"qm unlock %d && qm destroy %[2]d, then run the same command again", vm.tasks(), vm.ID)
 }
 
-// tasks says how to see which tasks of the VM run.
 func (vm VM) tasks() string {
 	return fmt.Sprintf("pvesh get /nodes/%s/tasks --source active --vmid %d lists its tasks that still run", vm.Host, vm.ID)
 }
@@ -201,7 +197,6 @@ func SwitchedOff(vm VMState, err error) error {
 	return fault.WithHint(fmt.Errorf("%s is switched off: %w", vm, err), "start %s in Proxmox", vm)
 }
 
-// UsersOf lists the drives of a VM that name a volume.
 func UsersOf(volid string, vm VM) []string {
 	return slices.DeleteFunc(slices.Sorted(maps.Keys(vm.Config)), func(key string) bool {
 		d, err := ParseDisk(key, vm.Config[key])
@@ -209,7 +204,6 @@ func UsersOf(volid string, vm VM) []string {
 	})
 }
 
-// DrivesOf lists the disks of a VM.
 func DrivesOf(vm VM) string {
 	disks, err := vm.Disks()
 	if err != nil {
@@ -223,10 +217,8 @@ func DrivesOf(vm VM) string {
 	return strings.Join(have, ", ")
 }
 
-// ParkingName is the name of a node's parking VM.
 func ParkingName(node string) string { return "recast-parking-" + node }
 
-// Create returns the command that recreates the job.
 func (j ReplicationJob) Create() string {
 	command := fmt.Sprintf("pvesr create-local-job %s %s", j.ID, words.OrNone(j.Target))
 	if j.Schedule != "" {
@@ -264,7 +256,6 @@ type ShapeDisk struct {
 	Options []string
 }
 
-// IsEmpty says whether a shape says nothing about the VM.
 func (s Shape) IsEmpty() bool {
 	return len(s.Settings)+len(s.Devices)+len(s.Disks)+len(s.HA) == 0 && s.Pool == "" && s.Host == ""
 }
@@ -438,7 +429,6 @@ func CDKey(config map[string]string, disks []Disk) string {
 	return "sata3"
 }
 
-// BootsFirst says whether the firmware tries that drive before all others.
 func (vm VM) BootsFirst(key string) bool {
 	first, _, _ := strings.Cut(strings.TrimPrefix(vm.Config["boot"], "order="), ";")
 	return first == key
@@ -519,12 +509,10 @@ func (c FirewallConfig) Unsettable() []string {
 	return slices.DeleteFunc(slices.Sorted(maps.Keys(c.Options)), func(name string) bool { return slices.Contains(settable, name) })
 }
 
-// Empty says whether the VM has no firewall of its own.
 func (c FirewallConfig) Empty() bool {
 	return len(c.Options) == 0 && len(c.Aliases) == 0 && len(c.Sets) == 0 && len(c.Rules) == 0
 }
 
-// String is "2 rules, 1 option"; "" if there is no firewall.
 func (c FirewallConfig) String() string {
 	var parts []string
 	for _, part := range []struct {
@@ -576,25 +564,21 @@ type AwayHost struct {
 // nothing can be written there.
 const IsOffline = "is offline"
 
-// Key identifies a host and whether it is offline.
 func (h AwayHost) Key() string { return fmt.Sprintf("%s %t", h.Name, h.Why == IsOffline) }
 
 func (e *HostsAway) Error() string {
 	return fmt.Sprintf("%s, so %s can't be read", e.Who(), Numbers(e.VMs))
 }
 
-// Who names the hosts and what is wrong with each.
 func (e *HostsAway) Who() string {
 	parts := Each(e.Hosts, func(h AwayHost) string { return fmt.Sprintf("Proxmox host %s %s", h.Name, h.Why) })
 	return strings.Join(parts, " and ")
 }
 
-// Names lists the hosts.
 func (e *HostsAway) Names() string {
 	return strings.Join(Each(e.Hosts, func(h AwayHost) string { return h.Name }), " and ")
 }
 
-// VM returns the VM with that VMID if it is on one of the hosts.
 func (e *HostsAway) VM(id VMID) (VM, bool) {
 	if e == nil {
 		return VM{}, false
@@ -602,7 +586,6 @@ func (e *HostsAway) VM(id VMID) (VM, bool) {
 	return Find(e.VMs, func(vm VM) bool { return vm.ID == id })
 }
 
-// Without returns e without these VMs, and without hosts that have no others.
 func (e *HostsAway) Without(ids []VMID) *HostsAway {
 	left := Where(e.VMs, func(vm VM) bool { return !slices.Contains(ids, vm.ID) })
 	return &HostsAway{VMs: left, Hosts: Where(e.Hosts, func(h AwayHost) bool {
@@ -619,7 +602,6 @@ func (e *HostsAway) Hinted() error {
 	return err
 }
 
-// Numbers is "VM 9011" or "VMs 9011, 9012".
 func Numbers(vms []VM) string {
 	ids := Each(vms, func(vm VM) string { return fmt.Sprint(vm.ID) })
 	if len(ids) == 1 {
@@ -635,12 +617,8 @@ func OnOtherHosts(vm *VM, park VM, begun string, away *HostsAway, id VMID) strin
 	if there, known := away.VM(id); vm == nil && known {
 		return fmt.Sprintf("VM %d is on %s, and %s: bring %s back first; nothing was destroyed", id, there.Host, away.Who(), there.Host)
 	}
-	var moved []VM
-	for _, m := range []*VM{vm, &park} {
-		if m != nil && m.Host != begun {
-			moved = append(moved, *m)
-		}
-	}
+	of := Where([]*VM{vm, &park}, func(m *VM) bool { return m != nil && m.Host != begun })
+	moved := Each(of, func(m *VM) VM { return *m })
 	if len(moved) == 0 {
 		return ""
 	}
@@ -708,10 +686,8 @@ type ACLEntry struct {
 	Propagate             bool
 }
 
-// Words says which role the entry gives to whom.
 func (e ACLEntry) Words() string { return fmt.Sprintf("%s of %s %s", e.Role, e.Kind, e.Who) }
 
-// Arguments are the arguments of pveum acl for the entry.
 func (e ACLEntry) Arguments() string {
 	return fmt.Sprintf("%s --%ss %s --roles %s", e.Path, e.Kind, words.Quote(e.Who), words.Quote(e.Role))
 }

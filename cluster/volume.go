@@ -174,7 +174,6 @@ func (m Machine) DisksOf(p string) []string {
 	return m.disksWhere(func(v Volume) bool { return v.Mount == mount })
 }
 
-// below says whether a path is dir or in it.
 func below(p, dir string) bool {
 	return p == dir || strings.HasPrefix(p, strings.TrimSuffix(dir, "/")+"/")
 }
@@ -214,7 +213,6 @@ const (
 	Used
 )
 
-// UseOf says whether Talos uses what is on a disk.
 func (m Machine) UseOf(device string) DiskUse {
 	out, seen := Unused, false
 	for _, v := range m.Volumes {
@@ -268,14 +266,12 @@ const (
 	ExternalVolume  VolumeType = "external"
 )
 
-// Ready says whether Talos uses the volume.
 func (s VolumeStatus) Ready() bool { return s.Phase == "ready" }
 
 // Exists says whether the volume is there with its data, even if Talos can't use it now, for example because no key
 // opens it.
 func (s VolumeStatus) Exists() bool { return s.Ready() || s.Location != "" }
 
-// VolumeStatus returns the volume of the machine's configuration with that ID.
 func (m Machine) VolumeStatus(id string) (VolumeStatus, bool) {
 	return Find(m.VolumeStatuses, func(s VolumeStatus) bool { return s.ID == id })
 }
@@ -329,7 +325,6 @@ func (s VolumeStatus) Stuck() string {
 	return strings.TrimSuffix("its volume "+s.ID+" is "+s.Phase+": "+s.Error, ": ")
 }
 
-// Stuck returns the volumes of the machine that are stuck.
 func (m Machine) Stuck() []VolumeStatus {
 	return slices.DeleteFunc(slices.Clone(m.VolumeStatuses), func(s VolumeStatus) bool { return s.Stuck() == "" })
 }
@@ -454,7 +449,6 @@ type ServedUser struct {
 	Trouble string // what its CSI driver reports; "" for nothing
 }
 
-// InitiatorFile returns the file in which a machine has its name for a protocol.
 func InitiatorFile(protocol string) string {
 	return map[string]string{ISCSI: "/etc/iscsi/initiatorname.iscsi", NVMeoF: "/etc/nvme/hostnqn"}[protocol]
 }

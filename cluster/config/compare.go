@@ -47,7 +47,6 @@ func (c Change) OfKubernetesVersion() bool {
 	return repository(cmp.Or(c.Found, usual)) == repository(cmp.Or(c.Wanted, usual))
 }
 
-// repository returns an image reference without its version.
 func repository(image string) string {
 	name, _, _ := strings.Cut(image, "@")
 	if colon := strings.LastIndex(name, ":"); colon > strings.LastIndex(name, "/") {
@@ -274,7 +273,6 @@ func entryKeys(v *value, key string) ([]string, bool) {
 	return keys, true
 }
 
-// plainKey says whether a key reads well between dots.
 func plainKey(key string) bool {
 	return key != "" && !strings.ContainsAny(key, ".[]\" :=\\") && quoted(key) == key
 }
@@ -291,7 +289,6 @@ func (d Documents) DiscoveryService() bool {
 	return d.Has("DiscoveryServiceConfig") || d.Discovers() && !slices.Contains(off, "true")
 }
 
-// Hostname returns the name that the configuration gives its machine; "" if it gives none.
 func (d Documents) Hostname() string {
 	return cmp.Or(d.said([]string{"machine", "network", "hostname"}, "HostnameConfig", []string{"hostname"})...)
 }
@@ -320,7 +317,6 @@ func (d Documents) said(main []string, kind string, path []string) (values []str
 	return values
 }
 
-// Has says whether the configuration has a document of a kind.
 func (d Documents) Has(kind string) bool {
 	return slices.ContainsFunc(d.list, func(doc document) bool { return doc.kind() == kind })
 }
@@ -382,7 +378,6 @@ func (s *screen) collect(v *value, path []string, foreign *[]string) {
 	}
 }
 
-// show writes a value on one line, without secrets.
 func (s screen) show(path []part, v *value) string {
 	if text := s.flow(keysIn(path), v); text != redact.Mark { // a list with that one word would look like the mark
 		return text

@@ -33,7 +33,6 @@ type document struct {
 	root *value
 }
 
-// kind is the first word of the id.
 func (d document) kind() string {
 	kind, _, _ := strings.Cut(d.id, " ")
 	return kind

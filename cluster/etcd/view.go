@@ -86,12 +86,8 @@ func (v View) Member(name string) (m cluster.EtcdMember, found bool, err error) 
 
 // Names lists the members except those named in without.
 func (v View) Names(without ...string) string {
-	var out []string
-	for _, m := range v.Members {
-		if !slices.Contains(without, m.Name) {
-			out = append(out, m.Label())
-		}
-	}
+	of := cluster.Where(v.Members, func(m cluster.EtcdMember) bool { return !slices.Contains(without, m.Name) })
+	out := cluster.Each(of, func(m cluster.EtcdMember) string { return m.Label() })
 	return words.OrNone(strings.Join(out, ", "))
 }
 

@@ -18,7 +18,6 @@ import (
 	"github.com/recast-sh/recast/internal/words"
 )
 
-// Diff compares one node with its wanted state.
 func Diff(w cluster.Wanted, f Found, past cluster.History) Drift {
 	d := Drift{Node: w.Name, Build: w.Build.ID}
 	d.Unread = append(d.Unread, cluster.Each(f.Errs, error.Error)...)
@@ -139,7 +138,6 @@ func (d Drift) IsImage() bool {
 	return of.Rollable() && !of.Tidy()
 }
 
-// IsShape says whether the node's VM is not as recast.yaml wants it.
 func (d Drift) IsShape() bool { return len(d.Of(false, false, true).Reasons) > 0 }
 
 // NamesOther says whether the node runs the wanted image, but its configuration names another.
@@ -166,12 +164,8 @@ func (d *Drift) sayMends() {
 		if !some {
 			continue
 		}
-		var names []string
-		for _, s := range cluster.Strategies {
-			if by(s) {
-				names = append(names, string(s))
-			}
-		}
+		of := cluster.Where(cluster.Strategies, by)
+		names := cluster.Each(of, func(s cluster.Strategy) string { return string(s) })
 		r.Text += " (only " + cmp.Or(strings.Join(names, " or "), "a person") + " mends that)"
 	}
 }
@@ -204,7 +198,6 @@ func (d Drift) Tidy() bool {
 // labels say nothing about the file.
 const fileDiffers = "extension-file"
 
-// WithFiles adds the result of comparing a node's files.
 func (d Drift) WithFiles(c FileCheck, err error) Drift {
 	if err != nil {
 		d.Unread = append(d.Unread, err.Error())
@@ -228,7 +221,6 @@ func (d Drift) WithFiles(c FileCheck, err error) Drift {
 // talos.machineConfigs.
 const configDiffers = "config"
 
-// ConfigReason says how the node's machine configuration differs; "": it does not.
 func (d Drift) ConfigReason() string {
 	r, _ := cluster.Find(d.Reasons, func(r cluster.Reason) bool { return r.Code == configDiffers })
 	return r.Text
@@ -355,7 +347,6 @@ const (
 	shapeDiffers = "vm"
 )
 
-// compareShapes compares the VMs of the nodes with the shapes that recast.yaml has for them.
 func (o Observation) compareShapes(ctx context.Context, px cluster.Inventory, wanted []cluster.Wanted) error {
 	err := tryFound(o.Found, ObserveLimit, func(i int, f *Found) (err error) {
 		w := &wanted[i]
@@ -575,7 +566,6 @@ type Provenance struct {
 	Links   []ProvenanceLink `json:"links"`
 }
 
-// Contradicted says whether some link conflicts with the rest.
 func (p Provenance) Contradicted() bool {
 	return slices.ContainsFunc(p.Links, func(l ProvenanceLink) bool { return l.Certainty == Contradicted })
 }
@@ -767,7 +757,6 @@ func (t Trail) lockLink() ProvenanceLink {
 	return l.with(w)
 }
 
-// with adds what a lock pins for a build.
 func (l ProvenanceLink) with(b *KnownBuild) ProvenanceLink {
 	for _, e := range b.Build.Extensions {
 		l.Details = append(l.Details, fmt.Sprintf("extension %s: %s@%s", e.Title(), e.Ref, e.Digest))
@@ -795,7 +784,6 @@ func (l ProvenanceLink) and(detail string) ProvenanceLink {
 	return l
 }
 
-// schematicLinks follow the node's schematic to a lock.
 func (j judged) schematicLinks() []ProvenanceLink {
 	switch {
 	case len(j.entries) > 1:

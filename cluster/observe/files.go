@@ -55,7 +55,6 @@ type FileCheck struct {
 	NotCompared []string   `json:"notCompared,omitempty"` // in words, with the reason
 }
 
-// Same reports whether no difference was found.
 func (c FileCheck) Same() bool { return len(c.Differ) == 0 && c.More == 0 }
 
 // FileDiff is one file that is not as locked.
@@ -116,7 +115,6 @@ func CompareFiles(ctx context.Context, r cluster.FileReader, targets []FileTarge
 	return checks, errs
 }
 
-// String returns the result in one line.
 func (c FileCheck) String() string {
 	differ := "all are as locked"
 	if !c.Same() {
@@ -199,7 +197,6 @@ func (c *fileComparison) differs(d FileDiff) {
 	c.check.Differ = append(c.check.Differ, d)
 }
 
-// judge compares what was found at a path with what its extensions have there.
 func (c *fileComparison) judge(name, found string) {
 	for _, i := range c.owners[name] {
 		if f := c.target.Content[i].Files[name]; f.fingerprint() == found || f.HardLink && found == emptyFingerprint {
@@ -271,7 +268,6 @@ func (c *fileComparison) plan() {
 	slices.Sort(c.check.NotCompared)
 }
 
-// read returns the fingerprint of a file on the machine.
 func (c *fileComparison) read(ctx context.Context, files cluster.MachineFiles, f cluster.MachineFile) (string, error) {
 	if !f.Mode.IsRegular() {
 		return kindOf(f.Mode, f.Link), nil
@@ -637,12 +633,10 @@ func (f *Found) Selectors(there func(id string) bool) []cluster.DiskSelector {
 	return out
 }
 
-// HasVolume says whether the machine, with a configuration or without, has a volume of that ID.
 func (f *Found) HasVolume(id string) bool {
 	return f.Machine != nil && f.Machine.HasVolume(id) || f.Blank != nil && f.Blank.HasVolume(id)
 }
 
-// MachineName names the node's machine for people.
 func (f *Found) MachineName() string {
 	if f.VM == nil {
 		return "the machine"

@@ -148,7 +148,6 @@ func (f *Found) LastKept() (last parking.KeptDisk, on cluster.VM, found bool) {
 	return last, on, found
 }
 
-// Pause returns why the node must stay in service; "" if it may be taken out.
 func (f *Found) Pause() string {
 	if f.Node == nil {
 		return ""
@@ -156,7 +155,6 @@ func (f *Found) Pause() string {
 	return f.Node.Pause
 }
 
-// VMOrZero returns the node's VM, or the zero VM while there is none.
 func (f *Found) VMOrZero() cluster.VM {
 	if f.VM == nil {
 		return cluster.VM{}
@@ -179,7 +177,6 @@ func (f *Found) MadeNew() bool {
 	return slices.ContainsFunc(f.Parkings(), func(p parking.Parking) bool { return p.Record.MadeNew(f.VMOrZero().UUID()) })
 }
 
-// Parkings returns all parking VMs of the node.
 func (f *Found) Parkings() []parking.Parking {
 	if f.Parking == nil {
 		return f.Elsewhere
@@ -308,8 +305,7 @@ func ObserveDrift(ctx context.Context, src Sources, wanted []cluster.Wanted) (Ob
 		return o, err
 	}
 	err = observeMachines(ctx, src, func(ctx context.Context, f *Found) (cluster.Machine, error) {
-		m, err := cluster.ReadCompared(ctx, src.Talos, f.Addr)
-		return m.Machine(), err
+		return cluster.ReadCompared(ctx, src.Talos, f.Addr)
 	}, wanted, o.Found)
 	if err == nil {
 		ObserveFiles(ctx, src, wanted, o.Found)
@@ -431,7 +427,6 @@ func (k kubernetesFit) order() string {
 	return change + "the roll leaves it; " + upgrade + " brings it there, best after the roll"
 }
 
-// KubernetesOrder lists what the plan says about Kubernetes, without repetitions.
 func (o Observation) KubernetesOrder() (out []string) {
 	for _, f := range o.Found {
 		if f.fit == nil {
@@ -452,7 +447,6 @@ type Absent struct {
 	Lost    *Lost    // in a rebuild: what is left of it, which is taken away first
 }
 
-// NotThereYet refuses what needs a node that is still to be made.
 func NotThereYet(node string) error {
 	return fault.WithHint(fault.Refusedf("node %s is not there yet", node), "recast roll makes it")
 }
@@ -487,7 +481,6 @@ func (o Observation) whose(other string) string {
 	return "if that is its machine, start it, or see why Kubernetes does not know it; if it is not, " + other
 }
 
-// rebuilds returns the command for a cluster that does not come back by itself.
 func (o Observation) rebuilds() string {
 	first := cmp.Or(o.First, "CONTROL-PLANE")
 	return fmt.Sprintf("recast rebuild %s --from SNAPSHOT makes the control planes of a broken cluster again", first)
@@ -626,7 +619,6 @@ func observeLost(ctx context.Context, src Sources, wanted []cluster.Wanted, o *O
 	return g.Wait()
 }
 
-// lostVM returns the VM that a control plane still has; nil: it has none.
 func lostVM(ctx context.Context, src Sources, w cluster.Wanted, o *Observation) (*cluster.VM, error) {
 	uuid := ""
 	recorded := map[string]bool{} // UUIDs of VMs that the control plane had

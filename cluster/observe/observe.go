@@ -247,7 +247,6 @@ func Shared(found []Found) (problems []error) {
 
 type machineRead func(ctx context.Context, f *Found) (cluster.Machine, error)
 
-// ReadWhole reads all of a node's machine.
 func (src Sources) ReadWhole(ctx context.Context, f *Found) (cluster.Machine, error) {
 	return cluster.ReadMachine(ctx, src.Talos, f.Addr)
 }
@@ -585,14 +584,9 @@ type Observation struct {
 	ParkingIDs []cluster.VMID
 }
 
-// ControlPlanes returns the cluster's control planes, as far as known.
 func (o Observation) ControlPlanes() []cluster.Endpoint {
-	var out []cluster.Endpoint
-	for _, f := range o.Found {
-		if f.Name == o.First && f.Addr.IsValid() {
-			out = append(out, cluster.Endpoint{Node: f.Name, Addr: f.Addr})
-		}
-	}
+	of := cluster.Where(o.Found, func(f Found) bool { return f.Name == o.First && f.Addr.IsValid() })
+	out := cluster.Each(of, func(f Found) cluster.Endpoint { return cluster.Endpoint{Node: f.Name, Addr: f.Addr} })
 	for _, n := range o.Nodes {
 		if addr := FirstAddr(n.Addresses); n.ControlPlane && addr.IsValid() {
 			out = append(out, cluster.Endpoint{Node: n.Name, Addr: addr})
@@ -670,7 +664,6 @@ func (u SpaceUse) Lacks(atOnce int) []string {
 	return out
 }
 
-// Takes returns how much space all disks take together.
 func (u SpaceUse) Takes() (total int64) {
 	for _, d := range u.Disks {
 		total += d.takes()

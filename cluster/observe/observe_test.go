@@ -162,10 +162,7 @@ func TestParkingsOf(t *testing.T) {
 		"its own, Kubernetes not read": {all: []parking.Parking{other(true)}, want: []cluster.VMID{9901}},
 	}, func(t *testing.T, c row) {
 		mine, err := parkingsOf(c.all, "wk1", c.uuid)
-		var got []cluster.VMID
-		for _, p := range mine {
-			got = append(got, p.VM.ID)
-		}
+		got := cluster.Each(mine, func(p parking.Parking) cluster.VMID { return p.VM.ID })
 		must.Equal(t, "parking VMs", c.want, got)
 		if (err == nil) != (c.err == "") || err != nil && (!strings.Contains(err.Error(), c.err) || fault.KindOf(err) != fault.Refused) {
 			t.Errorf("err = %v, want %q", err, c.err)
@@ -496,10 +493,7 @@ func TestSpaceIsCountedOnce(t *testing.T) {
 	}
 	var got []string
 	for _, use := range SpaceUses(disks, nil) {
-		var nodes []string
-		for _, d := range use.Disks {
-			nodes = append(nodes, d.Node)
-		}
+		nodes := cluster.Each(use.Disks, func(d NewDisk) string { return d.Node })
 		got = append(got, use.Storage+" of "+use.Host+": "+strings.Join(nodes, " ")+", "+cluster.Size(use.Takes()))
 	}
 	want := []string{
@@ -814,10 +808,7 @@ func TestConfigVolumes(t *testing.T) {
 }
 
 func ids(volumes []cluster.ConfigVolume) string {
-	var out []string
-	for _, v := range volumes {
-		out = append(out, v.ID)
-	}
+	out := cluster.Each(volumes, func(v cluster.ConfigVolume) string { return v.ID })
 	return strings.Join(out, ", ")
 }
 

@@ -178,7 +178,6 @@ func planResume(n *NodePlan, o observe.Observation) {
 	}
 }
 
-// noteFile notes a file that an in-place upgrade does not apply.
 func (n *NodePlan) noteFile(file *cluster.FoundFile) {
 	const stays = "; this roll leaves the configuration as it is"
 	switch {
@@ -226,7 +225,6 @@ func (n *NodePlan) planFile() {
 	}
 }
 
-// NeedsSnapshot says whether etcd is to be saved before this node is touched.
 func (n NodePlan) NeedsSnapshot() bool {
 	return n.Role == cluster.ControlPlane && !n.Resume && !n.OnlyTidies() && n.Rebuild == ""
 }
@@ -292,10 +290,8 @@ func planApplyConfig(n *NodePlan, o observe.Observation, p Policy) {
 
 // staysUp says whether the node gets only what needs no reboot.
 func (n NodePlan) staysUp() bool {
-	if n.Strategy.Reshapes() {
-		return !stopsVM(n)
-	}
-	return n.Strategy.KeepsImage() && n.Found.File != nil && len(n.Found.File.Reboot) == 0 && !stopsVM(n)
+	keeps := n.Strategy.KeepsImage() && n.Found.File != nil && len(n.Found.File.Reboot) == 0
+	return (n.Strategy.Reshapes() || keeps) && !stopsVM(n)
 }
 
 // AppliesConfig says whether the node gets its file of talos.machineConfigs.
@@ -303,7 +299,6 @@ func (n NodePlan) AppliesConfig() bool {
 	return n.Strategy.BringsConfig() || n.Strategy.Upgrades() && n.WithConfig
 }
 
-// refusedConfig says why a node must not get its file.
 func (n *NodePlan) refusedConfig(file cluster.FoundFile) []string {
 	out := n.Found.AgainstFile()
 	if file.Beside != "" && len(file.Identity) > 0 {
@@ -412,7 +407,6 @@ func Create(n *NodePlan) {
 	n.Refused = append(n.Refused, strategy.BringsConfig(w.Build)...)
 }
 
-// planCreate plans the VM of a node that does not exist yet, and the machine in it.
 func planCreate(n *NodePlan, o observe.Observation) {
 	w := n.Wanted
 	Create(n)
@@ -449,7 +443,6 @@ func planCreate(n *NodePlan, o observe.Observation) {
 	}
 }
 
-// describe lists the settings of a new VM.
 func describe(vm cluster.VM, w cluster.Wanted) string {
 	var out []string
 	for _, key := range slices.Sorted(maps.Keys(vm.Config)) {
@@ -705,7 +698,6 @@ func planMove(n *NodePlan) {
 // stopsVM says whether the VM is switched off to get its shape, by whatever strategy.
 func stopsVM(n NodePlan) bool { return len(n.VM.At(shape.Off)) > 0 }
 
-// FreesOn lists the storages of the disks that are freed.
 func (n NodePlan) FreesOn() []string {
 	var out []string
 	for _, f := range n.Frees {

@@ -37,16 +37,14 @@ func (p Plan) Estimate() time.Duration {
 
 // estimate returns how long batches take that are rolled at the same time.
 func (p Plan) estimate(batches []Batch) (whole time.Duration) {
-	room := maps.Clone(p.Room)
-	if room == nil {
-		room = map[string]int{}
-	}
+	room := map[string]int{}
+	maps.Copy(room, p.Room)
 	queues := make([][]NodePlan, len(batches))
 	for i, b := range batches {
 		room[lane+string(b.Phase)] = b.Limit
 		queues[i] = p.Of(b)
 	}
-	at := newTimeline(room)
+	at := &timeline{room: room, free: map[string][]time.Duration{}}
 	slots := func(i int) []string { return append(slices.Clone(queues[i][0].Slots), lane+string(batches[i].Phase)) }
 	for {
 		next := -1
@@ -108,10 +106,6 @@ func (p *Plan) tellShared() {
 // lane is the slot that stands for the limit of a batch.
 const lane = "lane"
 
-func newTimeline(room map[string]int) *timeline {
-	return &timeline{room: room, free: map[string][]time.Duration{}}
-}
-
 // spread orders the nodes of one batch so that as many are out at a time as its limit allows, despite the slots that
 // they share. The next node is always the one that could start first if all were out for equally long; among equals,
 // one on another Proxmox host than the node before it, then one on the host with the most nodes left, then the first.
@@ -132,7 +126,7 @@ func spread(nodes []NodePlan, limit, perHost int) []NodePlan {
 		}
 		like[kind] = append(like[kind], n)
 	}
-	at := newTimeline(room)
+	at := &timeline{room: room, free: map[string][]time.Duration{}}
 	var out []NodePlan
 	for len(out) < len(nodes) {
 		best := ""
@@ -166,7 +160,6 @@ type timeline struct {
 	free map[string][]time.Duration
 }
 
-// earliest returns when all these slots are free.
 func (t *timeline) earliest(slots []string) time.Duration {
 	var at time.Duration
 	for _, name := range slots {
@@ -213,7 +206,6 @@ func heedOwnPod(p *Plan, o observe.Observation) {
 	}
 }
 
-// ownPodLast moves the node that recast runs on behind the others.
 func ownPodLast(nodes []NodePlan) []NodePlan {
 	i := slices.IndexFunc(nodes, func(n NodePlan) bool { return n.OwnPod })
 	if i < 0 {
@@ -221,12 +213,6 @@ func ownPodLast(nodes []NodePlan) []NodePlan {
 	}
 	own := nodes[i]
 	return append(slices.Delete(slices.Clone(nodes), i, i+1), own)
-}
-
-// ownPodGoes says whether the plan takes out the node that recast runs on. No other node is out then: the run ends
-// with its own pod, and would leave the other node as it is.
-func ownPodGoes(p *Plan) bool {
-	return slices.ContainsFunc(p.Nodes, func(n NodePlan) bool { return n.OwnPod })
 }
 
 // holders returns the VMs that own disks of the node, sorted: the configured holder, and the owners of the disks
@@ -299,7 +285,6 @@ func (p *Plan) Arrange() {
 	}
 }
 
-// Of returns the nodes of a batch.
 func (p Plan) Of(b Batch) []NodePlan {
 	return slices.DeleteFunc(slices.Clone(p.Nodes), func(n NodePlan) bool { return n.Phase != b.Phase || n.Strategy == "" })
 }
@@ -316,7 +301,9 @@ func (p *Plan) batch(phase Phase) Batch {
 		b.Limit = max(1, len(p.Nodes))
 	}
 	both := []Phase{ControlPlanes, Workers}
-	beside := p.WorkersBeside && !p.TakesAPIAway() && !ownPodGoes(p)
+	// While the own node is out, no other is: the run ends with its own pod, and would leave the other node as it is.
+	ownPodGoes := slices.ContainsFunc(p.Nodes, func(n NodePlan) bool { return n.OwnPod })
+	beside := p.WorkersBeside && !p.TakesAPIAway() && !ownPodGoes
 	if p.Bootstrap != "" && slices.Contains(both, phase) {
 		b.Limit, beside = len(p.Nodes), true // nobody depends on a node that does not exist yet
 	}
@@ -372,7 +359,7 @@ func (p *Plan) Order(policy Policy) {
 		p.pickCanary(policy.CanaryNode)
 	}
 	p.chooseReboots(policy.Reboot, policy.CanaryNode)
-	order := []Phase{Unfinished, Reset, First, Surge, Canary, ControlPlanes, Workers, SurgeEnd}
+	order := phases
 	if policy.WorkersFirst {
 		order = []Phase{Unfinished, Reset, First, Surge, Canary, Workers, ControlPlanes, SurgeEnd}
 	}
@@ -395,7 +382,6 @@ func (p Plan) Unfinished() (Plan, bool) {
 	return p, true
 }
 
-// Work lists the nodes that will be changed.
 func (p Plan) Work() []NodePlan {
 	return cluster.Where(p.Nodes, func(n NodePlan) bool { return n.Strategy != "" })
 }
@@ -446,25 +432,20 @@ const (
 	SurgeEnd      Phase = "surge-end" // surge nodes that are removed
 )
 
-// StepPath is the path of a node's step.
+var phases = []Phase{Unfinished, Reset, First, Surge, Canary, ControlPlanes, Workers, SurgeEnd}
+
 func StepPath(p Phase, node string) string { return "roll/" + string(p) + "/" + node }
 
 // NodeOfStep finds the node in a step's path, and the steps of the path below the node's own step. Steps for hosts,
 // scratch VMs or a whole phase have no node: the ID of the last kind has an underscore, which no node name has.
 func NodeOfStep(path string) (phase Phase, node string, below []string) {
 	parts := strings.Split(path, "/")
-	if len(parts) < 3 || parts[0] != "roll" || strings.Contains(parts[2], "_") {
+	if len(parts) < 3 || parts[0] != "roll" || strings.Contains(parts[2], "_") || !slices.Contains(phases, Phase(parts[1])) {
 		return "", "", nil
 	}
-	switch phase := Phase(parts[1]); phase {
-	case Unfinished, Reset, First, Surge, Canary, ControlPlanes, Workers, SurgeEnd:
-		return phase, parts[2], parts[3:]
-	default:
-		return "", "", nil
-	}
+	return Phase(parts[1]), parts[2], parts[3:]
 }
 
-// Title names a batch of the plan.
 func (p Plan) Title(b Batch) string {
 	switch nodes := len(b.Nodes); {
 	case b.Phase == Unfinished:
@@ -494,14 +475,12 @@ func (p Plan) Title(b Batch) string {
 	}
 }
 
-// The titles of the phases of surge nodes.
+// The titles of phases.
 const (
 	SurgeTitle    = "surge nodes, made before the first worker is drained"
 	SurgeEndTitle = "surge nodes, removed after the last worker is back"
+	BeginsTitle   = "the control plane with which the cluster begins" // it is made alone
 )
-
-// BeginsTitle says why the control plane that the cluster begins with is made alone.
-const BeginsTitle = "the control plane with which the cluster begins"
 
 // CanaryTitle says why one node of a plan goes first, or one of each image.
 func CanaryTitle(p Plan) string {
@@ -581,7 +560,6 @@ func Median(values []int) int {
 	return values[len(values)/2]
 }
 
-// EarlierRolls says, in words, how many rolls an estimate is based on.
 func EarlierRolls(rolls int, who string) string {
 	if rolls == 1 {
 		return "an earlier roll of " + who
@@ -637,11 +615,8 @@ type Pulse struct {
 	Unwell     []string // members that do not answer, do not vote or know no leader, by name, sorted
 }
 
-// Ready counts the Nodes that are Ready.
 func (p Pulse) Ready() int { return p.Nodes - len(p.NotReady) }
-
-// Well counts the members of etcd that answer, vote and know a leader.
-func (p Pulse) Well() int { return p.Members - len(p.Unwell) }
+func (p Pulse) Well() int  { return p.Members - len(p.Unwell) }
 
 // The time between two checks of the cluster, as a multiple of roll.poll, and longer for many Nodes.
 const (
@@ -692,7 +667,6 @@ func (p Policy) picksSurge(node string) bool {
 	return !slices.Contains(p.Exclude, node) && (!p.Exactly || slices.Contains(p.Only, node))
 }
 
-// considers says whether the plan has something to say about a node.
 func (p Policy) considers(w cluster.Wanted, f observe.Found) bool {
 	switch {
 	case f.Unfinished():
@@ -708,7 +682,6 @@ func (p Policy) considers(w cluster.Wanted, f observe.Found) bool {
 // onlyInRolls says why nothing is done to a surge node that does not exist.
 const onlyInRolls = "it is there only during a roll"
 
-// surgeNode is a surge node in a plan.
 type surgeNode struct{ *NodePlan }
 
 // decided says whether a surging decides about the node, together with all others.
@@ -760,7 +733,6 @@ func (p surging) decide() error {
 	return nil
 }
 
-// plan says what becomes of the node.
 func (n surgeNode) plan(plan *SurgePlan, o observe.Observation, policy Policy) {
 	n.Drift.Reasons = slices.DeleteFunc(slices.Clone(n.Drift.Reasons), func(r cluster.Reason) bool { return r.Code == observe.LeftOver && plan.Has(n.Node) })
 	n.Drift.Stale = len(n.Drift.Reasons) > 0
@@ -908,17 +880,12 @@ func chooseSurge(nodes []foundSurge, need surgeNeed) (*SurgePlan, error) {
 		}
 	}
 	if len(p.Nodes) < need.Wanted {
-		return nil, tooFewSurge(need.Wanted, len(p.Nodes))
+		return nil, fault.WithHint(fault.Configf("roll.surge asks for %d surge nodes, and this roll has %d", need.Wanted, len(p.Nodes)),
+			"add a worker with surge: true to nodes in recast.yaml, or lower roll.surge")
 	}
 	p.Workers = need.Workers
 	p.Least = min(need.Workers, need.Workers+len(p.Nodes)-need.Out)
 	return p, nil
-}
-
-// tooFewSurge is the error of a roll.surge that asks for more nodes than there are.
-func tooFewSurge(wanted, nodes int) error {
-	return fault.WithHint(fault.Configf("roll.surge asks for %d surge nodes, and this roll has %d", wanted, nodes),
-		"add a worker with surge: true to nodes in recast.yaml, or lower roll.surge")
 }
 
 // Capacity says how many workers serve while others are away; "" if no surge node serves.
@@ -934,7 +901,6 @@ func (p *SurgePlan) Capacity() string {
 	return fmt.Sprintf("%d of %d workers serve at the least: roll.maxUnavailable takes out more than there are surge nodes", p.Least, p.Workers)
 }
 
-// Lines say in words what becomes of the surge nodes, in order of time.
 func (p *SurgePlan) Lines() []string {
 	if p == nil {
 		return nil
@@ -953,7 +919,6 @@ func (p *SurgePlan) Lines() []string {
 	return out
 }
 
-// Has says whether the node serves during the roll.
 func (p *SurgePlan) Has(node string) bool {
 	return p != nil && slices.Contains(p.Nodes, node)
 }

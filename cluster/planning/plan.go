@@ -220,7 +220,6 @@ func (p Plan) ISOHosts() map[string][]string {
 	return hosts
 }
 
-// NeedsImages says whether any node gets an image that may have to be built.
 func (p Plan) NeedsImages() bool {
 	return slices.ContainsFunc(p.Work(), NodePlan.NeedsImage)
 }
@@ -237,7 +236,6 @@ func (n NodePlan) NeedsImage() bool {
 	}
 }
 
-// Refused lists every reason why the plan can't be run, with its node.
 func (p Plan) Refused() []string {
 	var out []string
 	for _, n := range p.Nodes {
@@ -272,14 +270,14 @@ func (p worldOf) warn() {
 		p.Warn = append(p.Warn, p.o.QuorumOnOneHost()...)
 	}
 	p.warnOfIssues()
+	patient := slices.ContainsFunc(p.Storage, func(s StorageSystem) bool { return s.WaitSeconds > 0 })
 	for _, n := range p.Work() {
-		if outage := time.Duration(n.OutageSeconds) * time.Second; outage > longOutage && !knownPatience(p.Storage) {
+		if outage := time.Duration(n.OutageSeconds) * time.Second; outage > longOutage && !patient {
 			p.Warn = append(p.Warn, fmt.Sprintf("%s is expected to be away for %s: storage systems rebuild replicas after 10 minutes", n.Node, outage))
 		}
 	}
 }
 
-// planOf begins the plan of a node.
 func planOf(w cluster.Wanted, f observe.Found) NodePlan {
 	n := NodePlan{Node: w.Name, Addr: f.Addr, Wanted: w, Found: f}
 	n.Role = cluster.RoleOf(f.Machine != nil && f.Machine.ControlPlane)
@@ -452,7 +450,6 @@ func (p worldOf) warnOfIssues() {
 	}
 }
 
-// issuesOf says what is wrong with a release, for a node that gets or runs it.
 func (n NodePlan) issuesOf(version string, gets bool) []string {
 	var out []string
 	issue, known := knownissue.Of(version)
@@ -594,7 +591,6 @@ type follower struct {
 	saved Plan
 }
 
-// madeFrom compares what the two plans were made from.
 func (p follower) madeFrom() (moved []string) {
 	for _, x := range []struct{ what, was, is string }{
 		{"the cluster", p.saved.Cluster, p.Cluster}, {"recast.lock", p.saved.Lock, p.Lock}, {"recast.yaml", p.saved.Config, p.Config},
@@ -751,7 +747,6 @@ func asText(v any) string {
 	return strings.ReplaceAll(string(b), "null", "none")
 }
 
-// differ lists each trait that has changed.
 func differ(of string, was, is []trait) (moved []string) {
 	for i := range min(len(was), len(is)) {
 		if a, b := asText(was[i].value), asText(is[i].value); a != b {
@@ -788,7 +783,6 @@ func limitsOf(p Plan) []trait {
 
 const planAgain = "recast plan -o json makes a plan of how things stand now"
 
-// trait is one property by which plans are compared.
 type trait struct {
 	name  string
 	value any

@@ -1,6 +1,7 @@
 package planning
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -101,7 +102,6 @@ func (p Policy) CheckLabels(nodes []cluster.KubeNode) error {
 		"kubectl get nodes -l '%s' shows which nodes do", p.Labels.Text)
 }
 
-// maxUnavailable is how many workers may be out at a time.
 func (p Policy) maxUnavailable(wanted []cluster.Wanted, o observe.Observation) int {
 	if p.MaxUnavailable == nil {
 		return 1
@@ -111,10 +111,8 @@ func (p Policy) maxUnavailable(wanted []cluster.Wanted, o observe.Observation) i
 
 // picks says whether the node is selected. A node whose labels are unknown matches no label selector.
 func (p Policy) picks(node string, f observe.Found) bool {
-	if p.Labels.Text != "" && (f.Node == nil || !p.Labels.Matches(f.Node.Metadata.Labels)) {
-		return false
-	}
-	return p.Selects(node)
+	labelled := p.Labels.Text == "" || f.Node != nil && p.Labels.Matches(f.Node.Metadata.Labels)
+	return labelled && p.Selects(node)
 }
 
 // planInstallReset gives a machine that was reset its configuration back. Nothing is installed and no disk is changed:
@@ -149,7 +147,7 @@ func planFallback(n *NodePlan, o observe.Observation, p Policy, system cluster.D
 	w := n.Wanted
 	w.Strategy = cluster.Reimage
 	against := append(strategy.Decide(w, n.Found, o, system, systemErr).Refused, o.Hidden(*n.Found.VM)...)
-	if n.Role == cluster.ControlPlane {
+	if n.FallbackKept = n.Role != cluster.ControlPlane; !n.FallbackKept {
 		onSystem, err := strategy.EtcdOnSystemDisk(*n.Found.Machine)
 		refused, _ := strategy.EtcdRules(len(o.ControlPlanes()), onSystem, n.Found.Machine.TypeInit, cluster.Reimage, p.AcceptOutage)
 		if err != nil {
@@ -157,8 +155,6 @@ func planFallback(n *NodePlan, o observe.Observation, p Policy, system cluster.D
 		}
 		n.FallbackKept = !onSystem
 		against = append(against, refused...)
-	} else {
-		n.FallbackKept = true
 	}
 	// The schematic is more precise than the lock's hash, which schematics with the same
 	// extensions share; but it does not say what an image is for.
@@ -168,14 +164,10 @@ func planFallback(n *NodePlan, o observe.Observation, p Policy, system cluster.D
 			n.Previous = &b
 		}
 	}
-	if n.Previous != nil {
-		_, o := cluster.BlankAddress(n.Found.Addr, *n.Found.VM, m, *n.Previous)
-		if o.Text != "" && !slices.Contains(against, o.Text) {
-			against = append(against, o.Text)
-		}
-	}
 	if n.Previous == nil {
 		against = append(against, "the build that it runs is in no past lock that is here")
+	} else if _, o := cluster.BlankAddress(n.Found.Addr, *n.Found.VM, m, *n.Previous); o.Text != "" && !slices.Contains(against, o.Text) {
+		against = append(against, o.Text)
 	}
 	if d := o.NewDisk(n.Wanted, n.Found.VM.Host, system); d != nil {
 		for _, use := range observe.SpaceUses([]observe.NewDisk{*d}, o.Rooms) {
@@ -272,7 +264,6 @@ const (
 
 func (p Policy) does(w What) bool { return len(p.What) == 0 || slices.Contains(p.What, w) }
 
-// of returns the part of a node's drift that is rolled.
 func (p Policy) of(d observe.Drift) observe.Drift {
 	return d.Of(p.does(Image), p.does(Config), p.does(VM))
 }
@@ -346,15 +337,9 @@ type firmware struct {
 	drive              string // bus of the prepared disk, with its controller; "": the VM boots an ISO
 }
 
-// firmwareOf returns the firmware with which a node's VM will boot.
 func firmwareOf(n NodePlan) firmware {
 	vm := *n.Found.VM
-	or := func(key, otherwise string) string {
-		if v := vm.Config[key]; v != "" {
-			return v
-		}
-		return otherwise
-	}
+	or := func(key, otherwise string) string { return cmp.Or(vm.Config[key], otherwise) }
 	f := firmware{bios: or("bios", "seabios"), machine: or("machine", "i440fx"), cpu: or("cpu", "kvm64")} // Proxmox' defaults
 	if d, err := cluster.ParseDisk("efidisk0", vm.Config["efidisk0"]); err == nil {
 		f.efi, f.keys = strings.Join(cluster.WithoutOption(d, "size").Options, ","), d.Flag("pre-enrolled-keys")
@@ -627,7 +612,6 @@ func ScratchVMs(vms []cluster.VM, cluster string) []Scratch {
 	return out
 }
 
-// Strange lists how a scratch VM differs from what recast makes.
 func (s Scratch) Strange() []string {
 	var out []string
 	say := func(is bool, what string) {

@@ -134,7 +134,8 @@ func (u Undone) choose(wanted []cluster.Wanted, o observe.Observation, p Policy)
 	}
 	ordered, sure := u.Order(finished)
 	if !sure {
-		return "", nil, undecided(ordered)
+		return "", nil, fault.WithHint(fault.NoWayBack.Refusedf("which run was the last one is not certain, because their times are of the clocks of two machines, or not recorded: %s", listed(ordered)),
+			"name the one to undo: recast undo --run %s, or recast undo NODE", ordered[0].Run)
 	}
 	u.Say(ordered[0].String())
 	return Previous, ordered[0].Nodes, nil
@@ -208,13 +209,6 @@ func listed(runs []Replacing) string {
 	return strings.Join(cluster.Each(runs, Replacing.String), "; ")
 }
 
-// undecided refuses to guess which run was the last one.
-func undecided(runs []Replacing) error {
-	return fault.WithHint(fault.NoWayBack.Refusedf("which run was the last one is not certain, because their times are of the clocks of two machines, or not recorded: %s", listed(runs)),
-		"name the one to undo: recast undo --run %s, or recast undo NODE", runs[0].Run)
-}
-
-// forCancel plans to cancel the unfinished replacement of one node.
 func forCancel(clusterName string, wanted []cluster.Wanted, o observe.Observation, node string) (Plan, error) {
 	plan := Plan{Cluster: clusterName, MaxUnavailable: 1, PerHost: 1, ControlPlanes: o.ControlPlanes()}
 	for i, w := range wanted {
@@ -447,7 +441,6 @@ func ConfigHash(m cluster.Maintenance, config cluster.Secret) (string, error) {
 	return hex.EncodeToString(sum[:16]), nil
 }
 
-// minor cuts "3.6.4" to "3.6".
 func minor(version string) string {
 	parts := strings.SplitN(version, ".", 3)
 	return strings.Join(parts[:min(2, len(parts))], ".")

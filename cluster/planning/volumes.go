@@ -232,7 +232,6 @@ func (n *NodePlan) planSelectors() {
 	n.Notes = append(append(n.Notes, notes...), refused...)
 }
 
-// volumeStays says whether a volume exists, and does not leave with the system disk.
 func (n *NodePlan) volumeStays(id string) bool {
 	m := n.Found.Machine
 	if m == nil {
@@ -298,7 +297,6 @@ func heedStorage(p *Plan, o observe.Observation) {
 	}
 }
 
-// leaveStorage is heedStorage for a node that goes.
 func leaveStorage(n *NodePlan, systems []replica.System, comesBack bool) {
 	exposed := replica.Exposed(systems, n.Node, func(string) bool { return false })
 	var refused []string
@@ -358,7 +356,6 @@ func patience(s replica.System, n NodePlan) string {
 	return text
 }
 
-// evicts is patience for a system that evicts nodes.
 func evicts(s replica.System, n NodePlan, holding time.Duration) string {
 	text := fmt.Sprintf("%s evicts it once it is away for %s (%s)", s.Name, s.PatienceFor(n.Node), s.Waits)
 	switch outage := Outage(n); {
@@ -370,11 +367,6 @@ func evicts(s replica.System, n NodePlan, holding time.Duration) string {
 	return ""
 }
 
-// knownPatience says whether a storage system itself says how long it waits.
-func knownPatience(systems []StorageSystem) bool {
-	return slices.ContainsFunc(systems, func(s StorageSystem) bool { return s.WaitSeconds > 0 })
-}
-
 // noteInitiators notes that servers of volumes will know the nodes by other names.
 func noteInitiators(p *Plan) {
 	for i := range p.Nodes {
@@ -383,12 +375,8 @@ func noteInitiators(p *Plan) {
 			continue
 		}
 		for _, protocol := range []string{cluster.ISCSI, cluster.NVMeoF} {
-			var volumes []string
-			for _, v := range n.Found.Served {
-				if v.Access == protocol {
-					volumes = append(volumes, v.What)
-				}
-			}
+			of := cluster.Where(n.Found.Served, func(v cluster.LocalData) bool { return v.Access == protocol })
+			volumes := cluster.Each(of, func(v cluster.LocalData) string { return v.What })
 			if len(volumes) > 0 {
 				n.Notes = append(n.Notes, fmt.Sprintf("its name for %s (%s) changes with the system disk, as its machine-id does: where the server of %s lets in only names that it knows, add the new one, which the roll shows",
 					protocol, cmp.Or(cluster.InitiatorName(protocol, n.Found.Node.MachineID), "unknown"), replica.Some(volumes)))

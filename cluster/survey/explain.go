@@ -171,7 +171,6 @@ func fateOf(n planning.NodePlan, d cluster.Disk) (Fate, string) {
 	return FateCarried, "carried over: on the parking VM meanwhile, attached again in the same place"
 }
 
-// fatesOfRecord are the fates of the drives that an unfinished replacement has parked.
 func fatesOfRecord(n planning.NodePlan) []DiskFate {
 	back := func(d planning.DiskPlan) DiskFate {
 		return DiskFate{DiskPlan: d, Fate: FateBack, Does: "comes back to where it was"}
@@ -233,7 +232,6 @@ func compareNode(n planning.NodePlan, o observe.Observation, past cluster.Histor
 	return out
 }
 
-// builtAs returns the ID of the build that a machine runs; "" if no lock has that build.
 func builtAs(o observe.Observation, m cluster.RunningSystem, wanted cluster.Build) string {
 	runs := func(b cluster.Build) bool {
 		return m.Schematic.LockHash() != "" && b.SchematicID == m.Schematic.ID && b.TalosVersion == m.TalosVersion && len(cluster.DiffTarget(b, m)) == 0
@@ -279,7 +277,6 @@ func compareExtensions(b cluster.Build, m cluster.RunningSystem, old []cluster.L
 	})
 }
 
-// timeoutOf returns how long the step of that name waits before it fails; 0: it has no limit.
 func timeoutOf(t cluster.Timing, id string) time.Duration {
 	return map[string]time.Duration{
 		"drain": t.Drain, "stop": t.Stop, "configure": t.Boot, "reboot": t.Boot, "wait-healthy": t.Join,

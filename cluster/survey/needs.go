@@ -61,7 +61,6 @@ func (m Missing) Held(path string) []string {
 	return out
 }
 
-// Lack finds a need among the missing ones.
 func (m Missing) Lack(n Need) (Lack, bool) {
 	return cluster.Find(m.Lacks, func(l Lack) bool { return compareNeeds(l.Need, n) == 0 })
 }
@@ -211,7 +210,6 @@ func compareNeeds(a, b Need) int {
 	return cmp.Or(strings.Compare(a.Path, b.Path), strings.Compare(a.Privilege, b.Privilege))
 }
 
-// readsAtOnce limits how many paths are read at a time.
 const readsAtOnce = 8
 
 // spot is where Proxmox checks a privilege.
@@ -287,7 +285,6 @@ type Grant struct {
 	Flat       bool     // without propagation
 }
 
-// Grants are what a token needs to be granted, by path.
 type Grants []Grant
 
 // kept returns the grants that give back what a first entry at a path would take away.
@@ -397,7 +394,6 @@ func (g Grants) Lines(token string) []string {
 	return lines
 }
 
-// Caution warns about a danger of the grants; "" if there is none.
 func (m Missing) Caution() string {
 	user := userOf(m.Token)
 	if len(m.Lacks) == 0 || user == "root@pam" || !slices.ContainsFunc(m.paths(), func(p string) bool { return !m.standing[p].Whole }) {
@@ -565,7 +561,6 @@ func (n *Needs) diskImages(storages []string) {
 	n.on(storages, "make disks from disk images, and see the space for them", "Datastore.Audit")
 }
 
-// images adds what the storages of boot ISOs and of disk images need.
 func (n *Needs) images(w cluster.Wanted) {
 	n.isos(w.ISOStorages)
 	n.diskImages(w.DiskStorages)
@@ -680,7 +675,6 @@ func (n *Needs) of(p planning.NodePlan) {
 	n.freeing(p.FreesOn(), parkedOn(p.Found))
 }
 
-// NeedsToClaim is what keeping a run's claim as a VM needs.
 func NeedsToClaim() Needs { return needing((*Needs).claim) }
 
 func needing(work func(*Needs)) (needs Needs) {
@@ -853,7 +847,6 @@ func vmsAnd(vms []cluster.VM) []spot {
 
 func spotOf(vm cluster.VM) spot { return spot{path: fmt.Sprintf("/vms/%d", vm.ID), or: poolOf(vm)} }
 
-// poolOf returns the path of the VM's pool; "" if the VM is in none.
 func poolOf(vm cluster.VM) string {
 	if vm.Pool == "" {
 		return ""

@@ -440,12 +440,8 @@ func TestDiskImages(t *testing.T) {
 		"publish":        {NeedsToPublish([]string{"isos"}, []string{"imports"}), []string{"Datastore.AllocateTemplate", "Datastore.Audit"}},
 		"prune":          {NeedsToPrune([]string{"isos"}, []string{"imports"}), []string{"Datastore.Allocate", "Datastore.AllocateTemplate", "Datastore.Audit"}},
 	} {
-		var got []string
-		for _, n := range tc.needs {
-			if n.Path == "/storage/imports" {
-				got = append(got, n.Privilege)
-			}
-		}
+		of := cluster.Where(tc.needs, func(n Need) bool { return n.Path == "/storage/imports" })
+		got := cluster.Each(of, func(n Need) string { return n.Privilege })
 		slices.Sort(got)
 		must.Equal(t, name, tc.want, got)
 	}

@@ -51,7 +51,6 @@ type Assessment struct {
 	Unread bool `json:"unread,omitempty"`
 }
 
-// Storages lists the storages of the node's own disks, sorted.
 func (a Assessment) Storages() []string {
 	var out []string
 	for _, d := range a.disks {
@@ -63,7 +62,6 @@ func (a Assessment) Storages() []string {
 	return out
 }
 
-// systemDisk is the proven system disk.
 func (a Assessment) systemDisk() (cluster.Disk, bool) {
 	return cluster.Find(a.disks, func(d cluster.Disk) bool { return a.System != "" && d.Key == a.System })
 }
@@ -268,7 +266,6 @@ func assess(w cluster.Wanted, f observe.Found, o observe.Observation, p planning
 	return a
 }
 
-// toCreate returns the plan of a node that does not exist yet, as a roll creates it.
 func toCreate(w cluster.Wanted, f observe.Found) planning.NodePlan {
 	n := planning.NodePlan{Node: w.Name, Wanted: w, Found: f}
 	planning.Create(&n)
@@ -305,7 +302,6 @@ func (s Survey) NeedsToRehearse(wanted []cluster.Wanted, assessments []Assessmen
 	return NeedsToRehearse(p)
 }
 
-// NewDisks lists the disks that a roll of all these nodes would make.
 func (s Survey) NewDisks(wanted []cluster.Wanted, assessments []Assessment) []observe.NewDisk {
 	var out []observe.NewDisk
 	for i, a := range assessments {

@@ -116,10 +116,7 @@ func TestDiscoveredMatch(t *testing.T) {
 		if must.Fail(t, err, c.err); c.err != "" {
 			continue
 		}
-		var keys []string
-		for _, p := range d.Persistent {
-			keys = append(keys, p.Key)
-		}
+		keys := cluster.Each(d.Persistent, func(p cluster.Disk) string { return p.Key })
 		got := []any{strings.Join(keys, " "), d.Holder, d.System.Key, d.Unproven}
 		must.Equal(t, name+": persistent disks, their holder, system disk", []any{c.persistent, c.holder, "scsi0", nil}, got)
 	}
@@ -266,10 +263,7 @@ func TestDiscoverAll(t *testing.T) {
 			return
 		}
 		must.Do(t, err)
-		var names []string
-		for _, n := range got.Nodes {
-			names = append(names, n.Name)
-		}
+		names := cluster.Each(got.Nodes, func(n Discovered) string { return n.Name })
 		must.Equal(t, "nodes", tc.nodes, strings.Join(names, " "))
 		must.Equal(t, "silent", fmt.Sprint(tc.silent), fmt.Sprint(got.Silent))
 	})
@@ -307,10 +301,7 @@ func TestDiscoveryOwn(t *testing.T) {
 		{"homelab", "", "[9000 9001 9002]"}, {"new", "", "[9001]"}, {"new", "homelab", "[9000 9001 9002]"}, {"other", "", "[9100 9001 9101]"},
 	} {
 		d.Cluster = tc.learned
-		var got []cluster.VMID
-		for _, vm := range d.Own(tc.cluster) {
-			got = append(got, vm.ID)
-		}
+		got := cluster.Each(d.Own(tc.cluster), func(vm cluster.VM) cluster.VMID { return vm.ID })
 		must.Equal(t, "claims", tc.want, fmt.Sprint(got))
 	}
 	must.Equal(t, "a claim, and a parking VM, are claims", []bool{true, false}, []bool{IsClaim(d.VMs[1]), IsClaim(d.VMs[3])})
@@ -329,10 +320,7 @@ func explain(t *testing.T, node string, change func([]cluster.Wanted, *observe.O
 }
 
 func paths(e Explanation) string {
-	var out []string
-	for _, s := range e.Steps {
-		out = append(out, s.Path)
-	}
+	out := cluster.Each(e.Steps, func(s StepOutline) string { return s.Path })
 	return strings.Join(out, " ")
 }
 
