@@ -161,7 +161,7 @@ func BackUp(ctx context.Context, etcd cluster.EtcdReader, ask []netip.Addr, file
 	for _, m := range fit {
 		s := v.Statuses[m.ID]
 		b.Member, b.Address = m.Label(), at[m.ID]
-		say(fmt.Sprintf("reading the database of %s (%s, %d MiB)", b.Member, leads(s), s.DBBytes>>20))
+		say(fmt.Sprintf("reading the database of %s (%s, %d MiB)", b.Member, map[bool]string{true: "the leader", false: "a follower"}[s.Leader == s.MemberID], s.DBBytes>>20))
 		b.Snapshot, err = SaveSnapshot(ctx, file, func(w io.Writer) error {
 			return etcd.EtcdSnapshot(ctx, b.Address, m.ID, &counted{w: w, of: s.DBBytes, say: say})
 		})
@@ -246,13 +246,6 @@ func (c *counted) Write(b []byte) (int, error) {
 		c.say(fmt.Sprintf("%d of about %d MiB", c.n>>20, c.of>>20))
 	}
 	return n, err
-}
-
-func leads(s cluster.EtcdStatus) string {
-	if s.Leader == s.MemberID {
-		return "the leader"
-	}
-	return "a follower"
 }
 
 // saidEvery is the number of bytes of a snapshot between two progress reports.

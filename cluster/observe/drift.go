@@ -73,7 +73,10 @@ func Diff(w cluster.Wanted, f Found, past cluster.History) Drift {
 	}
 	if f.VM != nil && !f.Open() {
 		reasons, notes := diffVM(w, f)
-		d.Reasons, d.Notes = append(append(d.Reasons, reasons...), diffShape(f)...), append(d.Notes, notes...)
+		d.Reasons, d.Notes = append(d.Reasons, reasons...), append(d.Notes, notes...)
+		d.Reasons = append(d.Reasons, cluster.Each(f.Shape, func(d shape.Difference) cluster.Reason {
+			return cluster.Reason{Code: shapeDiffers, Text: "VM " + d.String(), Old: d.Found, New: d.Wanted}
+		})...)
 	}
 	if f.Parking != nil {
 		d.Reasons = append(d.Reasons, diffKept(*f.Parking)...)
@@ -177,9 +180,6 @@ func (d Drift) ByHand() bool {
 	return len(of.Reasons) > 0 && !slices.ContainsFunc(of.Reasons, func(r cluster.Reason) bool { return r.Code != bootOrder })
 }
 
-// LeftOver is the code of the reason that a surge node exists: a roll removes it at its end.
-const LeftOver = "left-over"
-
 // Tidy says whether a node is right except for what a roll left behind, which is cleaned up while the node stays up.
 func (d Drift) Tidy() bool {
 	for _, r := range d.Reasons {
@@ -193,10 +193,6 @@ func (d Drift) Tidy() bool {
 	}
 	return d.Rollable()
 }
-
-// fileDiffers is the code of the reason that a file of an extension is not as locked. A roll ignores the reason:
-// labels say nothing about the file.
-const fileDiffers = "extension-file"
 
 func (d Drift) WithFiles(c FileCheck, err error) Drift {
 	if err != nil {
@@ -216,10 +212,6 @@ func (d Drift) WithFiles(c FileCheck, err error) Drift {
 	d.Stale = len(d.Reasons) > 0
 	return d
 }
-
-// configDiffers is the code of the reason that a node runs another machine configuration than its file in
-// talos.machineConfigs.
-const configDiffers = "config"
 
 func (d Drift) ConfigReason() string {
 	r, _ := cluster.Find(d.Reasons, func(r cluster.Reason) bool { return r.Code == configDiffers })
@@ -321,12 +313,6 @@ func diffVM(w cluster.Wanted, f Found) (out []cluster.Reason, notes []string) {
 	return out, notes
 }
 
-func diffShape(f Found) []cluster.Reason {
-	return cluster.Each(f.Shape, func(d shape.Difference) cluster.Reason {
-		return cluster.Reason{Code: shapeDiffers, Text: "VM " + d.String(), Old: d.Found, New: d.Wanted}
-	})
-}
-
 // BootsBefore returns the device that a VM boots before its system disk, "" if there is none, and the command that
 // changes that.
 func BootsBefore(vm cluster.VM, system string) (first, command string) {
@@ -339,12 +325,15 @@ func BootsBefore(vm cluster.VM, system string) (first, command string) {
 	return first, fmt.Sprintf("qm set %d --boot 'order=%s'", vm.ID, strings.Join(order, ";"))
 }
 
+// Codes of reasons.
 const (
+	LeftOver          = "left-over"      // a surge node exists: a roll removes it at its end
+	fileDiffers       = "extension-file" // a file of an extension is not as locked: a roll ignores that, as labels say nothing about the file
+	configDiffers     = "config"         // from the node's file in talos.machineConfigs
+	shapeDiffers      = "vm"             // from what recast.yaml wants
 	kubernetesVersion = "kubernetes-version"
 	superseded        = "superseded-disk"
 	bootOrder         = "boot-order"
-	// shapeDiffers is the code of the reason that a VM is not as recast.yaml wants it.
-	shapeDiffers = "vm"
 )
 
 func (o Observation) compareShapes(ctx context.Context, px cluster.Inventory, wanted []cluster.Wanted) error {

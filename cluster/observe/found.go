@@ -194,7 +194,7 @@ func parkingsOf(all []parking.Parking, node, uuid string) ([]parking.Parking, er
 	})
 	for i, p := range mine {
 		if p.Record.Open && uuid != "" && p.Record.UUID != uuid && p.Record.Rebuild != "" {
-			return nil, unfinishedRebuild(p)
+			return nil, fault.WithHint(fault.ParkedHalf.Refusedf("node %s: run %s rebuilds the cluster from the snapshot of etcd with SHA-256 %s, and is not finished", node, p.Record.Run, p.Record.Rebuild), "%s", RebuildGoesOn)
 		}
 		if p.Record.Open && uuid != "" && p.Record.UUID != uuid {
 			return nil, fault.WithHint(fault.UUIDMismatch.Refusedf("%s holds an unfinished replacement of a node %s whose SMBIOS UUID is %s, not %s as Kubernetes has it", p.VM, node, p.Record.UUID, uuid),
@@ -465,12 +465,7 @@ func (o Observation) TracesOfCluster(node string) (traces []string) {
 	return traces
 }
 
-func asItIs(vm cluster.VM) string {
-	if vm.Running {
-		return ", which runs"
-	}
-	return ""
-}
+func asItIs(vm cluster.VM) string { return map[bool]string{true: ", which runs"}[vm.Running] }
 
 // whose says what to do about a VM that may be the node's. Nobody has looked at what its disks hold, so no hint
 // deletes it.
@@ -656,11 +651,6 @@ func lostVM(ctx context.Context, src Sources, w cluster.Wanted, o *Observation) 
 		return nil, ctx.Err()
 	}
 	return &is[0], ctx.Err()
-}
-
-// unfinishedRebuild refuses a node that only the rebuild that began with it may finish.
-func unfinishedRebuild(p parking.Parking) error {
-	return fault.WithHint(fault.ParkedHalf.Refusedf("node %s: run %s rebuilds the cluster from the snapshot of etcd with SHA-256 %s, and is not finished", p.Record.Node, p.Record.Run, p.Record.Rebuild), "%s", RebuildGoesOn)
 }
 
 // RebuildGoesOn says how to finish an unfinished rebuild.

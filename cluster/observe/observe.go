@@ -112,10 +112,15 @@ func Observe(ctx context.Context, src Sources, wanted []cluster.Wanted) (Observa
 	if err != nil {
 		return Observation{}, err
 	}
-	hosts := hostsOf(o.Found)
+	hosts, read := hostsOf(o.Found), machineRead(src.ReadWhole)
+	if src.Past != nil { // first what a plan needs to see whether it has anything to do
+		read = func(ctx context.Context, f *Found) (cluster.Machine, error) {
+			return cluster.ReadForPlan(ctx, src.Talos, f.Addr)
+		}
+	}
 	g := errgroup.Group{}
 	g.Go(func() error { o.Rooms = roomsOf(ctx, src.Proxmox, hosts); return nil })
-	g.Go(func() error { return observeMachines(ctx, src, src.readFirst, wanted, o.Found) })
+	g.Go(func() error { return observeMachines(ctx, src, read, wanted, o.Found) })
 	g.Go(func() error { return observeTies(ctx, src, &o) })
 	g.Go(func() error { return observeMoves(ctx, src.Proxmox, o.Found) })
 	g.Go(func() error { return o.readOwnPod(ctx, src) })
@@ -137,14 +142,6 @@ func Observe(ctx context.Context, src Sources, wanted []cluster.Wanted) (Observa
 		ObserveFiles(ctx, src, wanted, o.Found)
 	}
 	return o, err
-}
-
-// readFirst reads of a machine what a plan needs to see whether it has anything to do.
-func (src Sources) readFirst(ctx context.Context, f *Found) (cluster.Machine, error) {
-	if src.Past == nil {
-		return src.ReadWhole(ctx, f)
-	}
-	return cluster.ReadForPlan(ctx, src.Talos, f.Addr)
 }
 
 // complete reads the rest of every machine if one of the nodes is not settled: what a plan does to one node may depend
@@ -288,7 +285,9 @@ func observeSources(ctx context.Context, src Sources, wanted []cluster.Wanted) (
 		g.Go(func() error { members, errTalos = src.Talos.Members(ctx); return nil })
 	}
 	_ = g.Wait() // no call returns an error: each is reported with its source
-	errProxmox = o.noteAway(errProxmox)
+	if away, ok := errors.AsType[*cluster.HostsAway](errProxmox); ok {
+		o.Away, errProxmox = away, nil
+	}
 	if err := fault.Prefix("read Proxmox", errors.Join(errProxmox, errQuorum, errStorage)); err != nil {
 		return Observation{}, nil, err
 	}
@@ -360,15 +359,10 @@ func NoAddress(node string) error {
 }
 
 func FirstAddr(addrs []netip.Addr) netip.Addr {
-	for _, a := range addrs {
-		if a.Is4() {
-			return a
-		}
+	if a, is4 := cluster.Find(addrs, netip.Addr.Is4); is4 || len(addrs) == 0 {
+		return a
 	}
-	if len(addrs) > 0 {
-		return addrs[0]
-	}
-	return netip.Addr{}
+	return addrs[0]
 }
 
 func NodeNames(nodes []cluster.KubeNode) []string {
@@ -599,15 +593,6 @@ func (o Observation) ControlPlanes() []cluster.Endpoint {
 		}
 	}
 	return out
-}
-
-// noteAway records hosts that do not answer from an error of reading VMs, and returns any other error.
-func (o *Observation) noteAway(err error) error {
-	if away, ok := errors.AsType[*cluster.HostsAway](err); ok {
-		o.Away = away
-		return nil
-	}
-	return err
 }
 
 // NewDisk is a blank system disk that a roll creates while the old one stays parked.

@@ -178,21 +178,9 @@ func planResume(n *NodePlan, o observe.Observation) {
 	}
 }
 
-func (n *NodePlan) noteFile(file *cluster.FoundFile) {
-	const stays = "; this roll leaves the configuration as it is"
-	switch {
-	case file.Err != nil:
-		n.Notes = append(n.Notes, "its file in talos.machineConfigs was not compared with what it runs: "+file.Err.Error()+stays)
-	case n.Found.Machine == nil:
-	case len(file.Changes) > 0:
-		shown := file.ConfigFile
-		n.ConfigFile = &shown
-		n.Notes = append(n.Notes, "its file in talos.machineConfigs differs from what it runs"+stays)
-	}
-}
-
 // planFile shows what a node's file would change if this strategy applies the file, and notes the file if not.
 func (n *NodePlan) planFile() {
+	const stays = "; this roll leaves the configuration as it is"
 	file, applies := n.Found.File, n.AppliesConfig()
 	switch {
 	case file != nil && file.Err != nil && n.Strategy == "" && n.Found.Machine != nil && n.Paused == "" && !n.leavesConfig:
@@ -202,8 +190,12 @@ func (n *NodePlan) planFile() {
 		if rec := n.Found.Parking.Record; rec.Config != file.Sum {
 			n.Notes = append(n.Notes, fmt.Sprintf("its file in talos.machineConfigs is not applied yet: it gets the configuration that run %s remembered; what the file changes is shown once it is back", rec.Run))
 		}
+	case !applies && file.Err != nil:
+		n.Notes = append(n.Notes, "its file in talos.machineConfigs was not compared with what it runs: "+file.Err.Error()+stays)
+	case !applies && (n.Found.Machine == nil || len(file.Changes) == 0):
 	case !applies:
-		n.noteFile(file)
+		n.ConfigFile = new(file.ConfigFile)
+		n.Notes = append(n.Notes, "its file in talos.machineConfigs differs from what it runs"+stays)
 	case file.Err != nil:
 		n.Refused = append(n.Refused, "its file in talos.machineConfigs can't be applied: "+file.Err.Error())
 	default:

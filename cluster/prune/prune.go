@@ -445,8 +445,10 @@ func (j *judgement) retain() {
 				v.Keep = append(v.Keep, j.notOurs(node, *j.vmOf(v.Parking)))
 			case !slices.Contains(j.Nodes, node):
 				v.Goes = fmt.Sprintf("recast.yaml has no node %s any more", node)
+			case j.Keep > 0 && rank == 0:
+				v.Keep = append(v.Keep, "the way back: recast undo "+node)
 			case rank < j.Keep:
-				v.Keep = append(v.Keep, wayBack(rank, node))
+				v.Keep = append(v.Keep, fmt.Sprintf("node %s has only %d newer", node, rank))
 			case j.Keep > 0 && j.lastOnItsHost(newer, i):
 				v.Keep = append(v.Keep, fmt.Sprintf("the VM of node %s is on %s, and it is the newest one there: what recast undo %s boots", node, v.Host, node))
 			case j.Keep == 0:
@@ -484,13 +486,6 @@ func pointer[T any](all []T, is func(T) bool) *T {
 		return &all[i]
 	}
 	return nil
-}
-
-func wayBack(rank int, node string) string {
-	if rank == 0 {
-		return "the way back: recast undo " + node
-	}
-	return fmt.Sprintf("node %s has only %d newer", node, rank)
 }
 
 // judgeGivenUp judges disk i if it is of a cancelled replacement, and reports whether it is. Nothing boots such a

@@ -302,7 +302,7 @@ func (c *comparison) disk(d cluster.ShapeDisk) error {
 	}
 	for _, o := range d.Options {
 		name, wanted, _ := strings.Cut(o, "=")
-		if slices.Contains(cluster.DriveOptions(have.Options), cluster.DriveOptions([]string{o})[0]) || have.Option(name) == "" && offByDefault(name) == wanted {
+		if slices.Contains(cluster.DriveOptions(have.Options), cluster.DriveOptions([]string{o})[0]) || have.Option(name) == "" && offByDefault[name] == wanted {
 			continue
 		}
 		diff := Difference{Key: d.Key + " " + name, Found: have.Option(name), Wanted: wanted, When: Off, setting: d.Key, option: name}
@@ -317,11 +317,9 @@ func (c *comparison) disk(d cluster.ShapeDisk) error {
 	return nil
 }
 
-// offByDefault returns the value that Proxmox takes for a missing option of a drive ($drivedesc_base in
+// offByDefault has the values that Proxmox takes for missing options of a drive ($drivedesc_base in
 // PVE/QemuServer/Drive.pm).
-func offByDefault(name string) string {
-	return map[string]string{"backup": "1", "replicate": "1", "iothread": "0", "ssd": "0", "discard": "ignore"}[name]
-}
+var offByDefault = map[string]string{"backup": "1", "replicate": "1", "iothread": "0", "ssd": "0", "discard": "ignore"}
 
 func (c *comparison) newDisk(d cluster.ShapeDisk) Difference {
 	diff := Difference{Key: d.Key, Wanted: Allocation(d), When: Off, setting: d.Key}

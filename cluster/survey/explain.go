@@ -277,12 +277,6 @@ func compareExtensions(b cluster.Build, m cluster.RunningSystem, old []cluster.L
 	})
 }
 
-func timeoutOf(t cluster.Timing, id string) time.Duration {
-	return map[string]time.Duration{
-		"drain": t.Drain, "stop": t.Stop, "configure": t.Boot, "reboot": t.Boot, "wait-healthy": t.Join,
-	}[id]
-}
-
 // outlineOf lists the steps that a roll of the plan has for the node. It does not ask which of them are already done.
 func outlineOf(ctx context.Context, p planning.Plan, n planning.NodePlan, o observe.Observation, t cluster.Timing) []StepOutline {
 	if n.Strategy == "" || len(n.Refused) > 0 {
@@ -292,6 +286,7 @@ func outlineOf(ctx context.Context, p planning.Plan, n planning.NodePlan, o obse
 	if err != nil {
 		return nil // reported when the record is opened, before anything is changed
 	}
+	waits := map[string]time.Duration{"drain": t.Drain, "stop": t.Stop, "configure": t.Boot, "reboot": t.Boot, "wait-healthy": t.Join}
 	var out []StepOutline
 	walk(ctx, steps, "", func(at string, s step.Step) bool {
 		if s.ID == "fallback" {
@@ -301,7 +296,7 @@ func outlineOf(ctx context.Context, p planning.Plan, n planning.NodePlan, o obse
 			return false
 		}
 		if s.Steps == nil {
-			line := StepOutline{Path: at, Title: s.Title, Risk: s.Risk.String(), TimeoutSeconds: int(timeoutOf(t, s.ID).Seconds())}
+			line := StepOutline{Path: at, Title: s.Title, Risk: s.Risk.String(), TimeoutSeconds: int(waits[s.ID].Seconds())}
 			line.Seconds, line.SecondsFrom = tookAt(n, o.Took, at)
 			out = append(out, line)
 		}

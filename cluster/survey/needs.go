@@ -550,20 +550,12 @@ func (n *Needs) disk(d planning.DiskPlan, vm cluster.VMID) {
 	n.add(path, "hand disks over and make the blank system disks", nil, "Datastore.AllocateSpace")
 }
 
-func (n *Needs) isos(storages []string) {
-	n.on(storages, "upload boot ISOs", "Datastore.AllocateTemplate")
-	n.on(storages, "see boot ISOs, and the space for them", "Datastore.Audit")
-}
-
-// diskImages is isos for the storages of disk images (pve-storage, Storage.pm, check_volume_access).
-func (n *Needs) diskImages(storages []string) {
-	n.on(storages, "upload disk images", "Datastore.AllocateTemplate")
-	n.on(storages, "make disks from disk images, and see the space for them", "Datastore.Audit")
-}
-
-func (n *Needs) images(w cluster.Wanted) {
-	n.isos(w.ISOStorages)
-	n.diskImages(w.DiskStorages)
+// images adds what the storages of boot ISOs and of disk images need (pve-storage, Storage.pm, check_volume_access).
+func (n *Needs) images(isos, disks []string) {
+	n.on(isos, "upload boot ISOs", "Datastore.AllocateTemplate")
+	n.on(isos, "see boot ISOs, and the space for them", "Datastore.Audit")
+	n.on(disks, "upload disk images", "Datastore.AllocateTemplate")
+	n.on(disks, "make disks from disk images, and see the space for them", "Datastore.Audit")
 }
 
 // medium adds what the medium in a CD drive needs (API2/Qemu.pm, $check_storage_access).
@@ -622,7 +614,7 @@ func (n *Needs) node(s cluster.Strategy, w cluster.Wanted, f observe.Found, disk
 		n.disk(d, id)
 	}
 	if s.Installs() {
-		n.images(w)
+		n.images(w.ISOStorages, w.DiskStorages)
 	}
 	if f.Ties.HA != nil || vm != nil && vm.HA {
 		n.add("/", "take VMs out of HA and put them back", nil, "Sys.Console")
@@ -670,7 +662,7 @@ func (n *Needs) of(p planning.NodePlan) {
 	}
 	n.shape(p)
 	if p.IsWayBack {
-		n.images(p.Wanted)
+		n.images(p.Wanted.ISOStorages, p.Wanted.DiskStorages)
 	}
 	n.freeing(p.FreesOn(), parkedOn(p.Found))
 }
@@ -701,7 +693,7 @@ func NeedsToRoll(isoStorages, hosts []string, strategies ...cluster.Strategy) Ne
 		if s.DeletesVM() {
 			needs.add("/sdn/zones/localnetwork", "connect the new VMs to their bridges", bridges, "SDN.Use")
 		}
-		needs.isos(isoStorages)
+		needs.images(isoStorages, nil)
 	}
 	return needs
 }
@@ -813,9 +805,8 @@ func NeedsToPrune(isoStorages, diskStorages []string) Needs {
 	var needs Needs
 	needs.common(nil)
 	needs.claim()
-	needs.isos(isoStorages)
+	needs.images(isoStorages, diskStorages)
 	needs.on(isoStorages, "delete ISOs", "Datastore.Allocate")
-	needs.diskImages(diskStorages)
 	needs.on(diskStorages, "delete disk images", "Datastore.Allocate")
 	return needs
 }
@@ -869,8 +860,7 @@ func (n *Needs) freeing(storages []string, parked []cluster.VM) {
 func NeedsToPublish(isoStorages, diskStorages []string) Needs {
 	var needs Needs
 	needs.add("/", "read quorum, HA resources and backup jobs", nil, "Sys.Audit")
-	needs.isos(isoStorages)
-	needs.diskImages(diskStorages)
+	needs.images(isoStorages, diskStorages)
 	return needs
 }
 

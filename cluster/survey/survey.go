@@ -84,8 +84,13 @@ func LookAround(ctx context.Context, src observe.Sources, wanted []cluster.Wante
 	var members []cluster.Member
 	g := errgroup.Group{}
 	g.Go(func() error { s.Proxmox = s.readProxmox(ctx, src.Proxmox); return nil })
-	g.Go(func() error { s.Nodes, s.Kubernetes = readNodes(ctx, src.Kube); return nil })
-	g.Go(func() error { members, s.Talos = readMembers(ctx, src.Talos); return nil })
+	s.Kubernetes, s.Talos = errNoAccess, errNoAccess
+	if src.Kube != nil {
+		g.Go(func() error { s.Nodes, s.Kubernetes = src.Kube.Nodes(ctx); return nil })
+	}
+	if src.Talos != nil {
+		g.Go(func() error { members, s.Talos = src.Talos.Members(ctx); return nil })
+	}
 	_ = g.Wait() // no function returns an error: each result is kept
 	parking, err := parking.Parkings(s.VMs, src.Cluster)
 	s.Parking, s.Proxmox = parking, errors.Join(s.Proxmox, err)
@@ -141,10 +146,7 @@ func (s Survey) Needs(wanted []cluster.Wanted, assessments []Assessment) Needs {
 	for i, w := range wanted {
 		a, f := assessments[i], s.Found[i]
 		strategy := a.Strategy
-		if s.unseen(a) {
-			strategy = w.Strategy // what was found possible is limited to what the token can see
-		}
-		if !slices.Contains(cluster.Strategies, strategy) {
+		if s.unseen(a) || !slices.Contains(cluster.Strategies, strategy) { // what was found possible is limited to what the token can see
 			strategy = w.Strategy
 		}
 		if !slices.Contains(cluster.Strategies, strategy) {
@@ -273,20 +275,6 @@ func toCreate(w cluster.Wanted, f observe.Found) planning.NodePlan {
 }
 
 var errNoAccess = errors.New("there is no access to it")
-
-func readMembers(ctx context.Context, talos cluster.MemberReader) ([]cluster.Member, error) {
-	if talos == nil {
-		return nil, errNoAccess
-	}
-	return talos.Members(ctx)
-}
-
-func readNodes(ctx context.Context, kube cluster.NodeReader) ([]cluster.KubeNode, error) {
-	if kube == nil {
-		return nil, errNoAccess
-	}
-	return kube.Nodes(ctx)
-}
 
 // NeedsToRehearse are the needs of a plan that renews all of these nodes.
 func (s Survey) NeedsToRehearse(wanted []cluster.Wanted, assessments []Assessment, h planning.Rehearsal) Needs {
