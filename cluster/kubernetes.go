@@ -96,10 +96,9 @@ type StaticPod struct {
 
 // ProxySet is the DaemonSet of kube-proxy.
 type ProxySet struct {
-	Image string
-	// Seen says that its controller has observed the present image.
-	Seen                       bool
-	Wanted, Updated, Available int // pods
+	Image                      string
+	Seen                       bool // its controller has observed the present image
+	Wanted, Updated, Available int  // pods
 }
 
 // imageSuffixes mark variants of Sidero's kubelet in its tag (pkg/cluster/kubernetes/kubelet.go of Talos).

@@ -262,17 +262,14 @@ type FoundFile struct {
 	Identity []string // what would make the node another node, or a node of another cluster
 	// Beside says with what the file of a machine without a configuration was compared: the node whose
 	// configuration was used, or Talosconfig; "": with nothing.
-	Beside string
-	// Names is the other node of recast.yaml whose name the file gives its machine; "": no other node's.
-	Names string
-	Omni  bool // the file joins the machine to Omni
-	// Encryption says how the file encrypts volumes, if it differs from what the node runs.
-	Encryption []Encryption
-	Err        error // why the file can't be used, or can't be compared with what the node runs
+	Beside     string
+	Names      string       // the other node of recast.yaml whose name the file gives its machine; "": no other node's
+	Omni       bool         // the file joins the machine to Omni
+	Encryption []Encryption // how the file encrypts volumes, if it differs from what the node runs
+	Err        error        // why the file can't be used, or can't be compared with what the node runs
 	// Volumes are those that the file defines; nil where the node has none yet, or the file says what the node runs.
-	Volumes []ConfigVolume
-	// Selectors are what the file selects on the machine, if it differs from what the node runs.
-	Selectors []DiskSelector
+	Volumes   []ConfigVolume
+	Selectors []DiskSelector // what the file selects on the machine, if it differs from what the node runs
 }
 
 const (

@@ -65,22 +65,18 @@ func (c Container) String() string { return fmt.Sprintf("container %d %q on %s",
 
 // Ties is what Proxmox keeps for a VM outside of its configuration.
 type Ties struct {
-	// Firewall is deleted with the VM, and given to the new VM.
-	Firewall FirewallConfig
-	// Dropped says in words what else is deleted with the VM, and can't be given to a new VM.
-	Dropped   []string
-	ACL       []ACLEntry // on the VM itself, as far as our token sees them; deleted with it
+	Firewall  FirewallConfig // deleted with the VM, and given to the new VM
+	Dropped   []string       // in words what else is deleted with the VM, and can't be given to a new VM
+	ACL       []ACLEntry     // on the VM itself, as far as our token sees them; deleted with it
 	Jobs      []ReplicationJob
 	VNets     []VNet      // its networks other than the hosts' own bridges
 	Snapshots []string    // by name
 	Busy      []string    // backups that run or are due within BusyWithin, and replications that run; in words
 	HA        *HAResource // nil: not managed
-	// Tags are the VM's tags that our token can't set on a new VM.
-	Tags []string
+	Tags      []string    // the VM's tags that our token can't set on a new VM
 	// HostArch is the architecture of the VM's host, as a VM's arch names it, if the VM has that setting; "": unknown.
 	HostArch string
-	// Snippets are the files in the VM's cicustom that our token sees, by volid.
-	Snippets []string
+	Snippets []string // the files in the VM's cicustom that our token sees, by volid
 }
 
 // VNet is a network of Proxmox' SDN, or a bridge whose name is unlike those of the hosts' own bridges.

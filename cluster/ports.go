@@ -345,11 +345,10 @@ type MaintenanceReader interface {
 
 // ConfigEffect is the effect of another configuration on a running node.
 type ConfigEffect struct {
-	Identity []string // what would make it another node, or a node of another cluster, in words
-	Reboot   []string // the fields that take effect only at the next boot
-	Unknown  []string // documents of kinds that recast does not know: the node's Talos judges them
-	// Encryption says how the wanted configuration encrypts volumes.
-	Encryption []Encryption
+	Identity   []string     // what would make it another node, or a node of another cluster, in words
+	Reboot     []string     // the fields that take effect only at the next boot
+	Unknown    []string     // documents of kinds that recast does not know: the node's Talos judges them
+	Encryption []Encryption // how the wanted configuration encrypts volumes
 }
 
 // ConfigPatch is what recast sets in a machine configuration before it applies it; an empty field changes nothing.

@@ -236,16 +236,15 @@ func (j ReplicationJob) Create() string {
 // Shape is what recast.yaml says about a node's VM, in Proxmox' own words. Settings that it does not name stay as
 // they are found.
 type Shape struct {
-	Class    string            // its name in the config; "": only the node's own settings
-	Addr     netip.Addr        // that the node's machine has; invalid: there is none, or it is unknown
-	Settings map[string]string // whole values: "memory": "8192", "tags": "prod;talos"
-	Devices  map[string]string // of network cards and host devices, the options given: "net0": "bridge=vmbr1,tag=20"
-	Disks    []ShapeDisk
-	Pool     string            // "": as found
-	HA       map[string]string // "state", "group", …; nil: as found
-	Host     string            // "": as found
-	// CloudInit is the storage of a new VM's cloud-init drive; "": it gets none.
-	CloudInit string
+	Class     string            // its name in the config; "": only the node's own settings
+	Addr      netip.Addr        // that the node's machine has; invalid: there is none, or it is unknown
+	Settings  map[string]string // whole values: "memory": "8192", "tags": "prod;talos"
+	Devices   map[string]string // of network cards and host devices, the options given: "net0": "bridge=vmbr1,tag=20"
+	Disks     []ShapeDisk
+	Pool      string            // "": as found
+	HA        map[string]string // "state", "group", …; nil: as found
+	Host      string            // "": as found
+	CloudInit string            // the storage of a new VM's cloud-init drive; "": it gets none
 }
 
 // ShapeDisk is one disk of a Shape.
@@ -711,6 +710,5 @@ type Standing struct {
 	// TokenEntry and UserEntry say who has an entry at that very path. Another role is added to an existing entry,
 	// but a first entry replaces all privileges from above.
 	TokenEntry, UserEntry bool
-	// Whole says that User and the entries could be read.
-	Whole bool
+	Whole                 bool // User and the entries could be read
 }

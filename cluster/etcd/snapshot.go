@@ -410,8 +410,7 @@ type Begin struct {
 	Say    func(path, text string)
 	// Bootstraps is called before Talos is asked to bootstrap: from then on etcd may have data.
 	Bootstraps func() error // nil: nothing is called
-	// Failed is what to do if etcd does not begin.
-	Failed string
+	Failed     string       // what to do if etcd does not begin
 
 	path string // of the step
 	ran  bool   // etcd was seen running

@@ -73,10 +73,9 @@ type NodeSeen struct {
 	Err     error                      // why not
 	Member  uint64                     // ID of the etcd member that the node says it runs; 0: it says none
 	// Serves is the version that its API server reports at its own address; ServesErr is why it reports none.
-	Serves    string
-	ServesErr error
-	// Unsupported says why the node's Talos does not support the wanted version, and what to do.
-	Unsupported string
+	Serves      string
+	ServesErr   error
+	Unsupported string // why the node's Talos does not support the wanted version, and what to do
 }
 
 // Work says whether there is anything to do or to wait for.

@@ -35,34 +35,28 @@ type Found struct {
 	handles []string            // of all volumes of Proxmox' CSI driver
 	// ConfigKnown says that the machine configuration is available even if the node does not
 	// answer: in the user's files or in the journal of an unfinished run.
-	ConfigKnown bool
-	// ConfigDamaged says why the journal's configuration is not used; nil: the configuration is intact.
-	ConfigDamaged error
-	// Unsupported says why Talos does not support the change from the running version to the wanted one.
-	Unsupported []string
+	ConfigKnown   bool
+	ConfigDamaged error    // why the journal's configuration is not used; nil: the configuration is intact
+	Unsupported   []string // why Talos does not support the change from the running version to the wanted one
 	// ConfigRefused says why the wanted Talos would not read the machine configuration that the node runs; nil: it would.
 	ConfigRefused error
 	Errs          []error
 	// Elsewhere are the node's other parking VMs: left on Proxmox hosts where its VM was before, or a second one on
 	// the same host, see Parking.Twin.
-	Elsewhere []parking.Parking
-	// Unrecorded are VMs that were the node's parking VMs, and whose Notes someone has edited.
-	Unrecorded []cluster.VM
+	Elsewhere  []parking.Parking
+	Unrecorded []cluster.VM // VMs that were the node's parking VMs, and whose Notes someone has edited
 
 	ConfigIn cluster.ConfigPlace // where the configuration is, if ConfigKnown
 	File     *cluster.FoundFile  // in talos.machineConfigs; nil: there is none
 	Volumes  ConfigVolumes
 
-	// Absent is set if the node does not exist yet, and is to be made.
-	Absent *Absent
-	// Shape is how the node's VM differs from what recast.yaml says about it.
-	Shape shape.Differences
+	Absent *Absent           // set if the node does not exist yet, and is to be made
+	Shape  shape.Differences // how the node's VM differs from what recast.yaml says about it
 
 	fit  *kubernetesFit // how the wanted versions fit; nil: Kubernetes is as wanted
 	Away bool           // the node's VM may be on a host that does not answer
 
-	// Dangling says that the source of an interrupted hand-over names a volume that has been renamed.
-	Dangling bool
+	Dangling bool // the source of an interrupted hand-over names a volume that has been renamed
 }
 
 // Host returns the Proxmox node of the node's VM, or of the VM that its unfinished replacement deleted; "" if unknown.

@@ -333,9 +333,8 @@ type Sources struct {
 	// Rebuild is the SHA-256 of the snapshot with which a broken cluster begins again: see observeLost. "": no rebuild.
 	Rebuild string
 	// Past is for a plan: of machines that it leaves as they are, only what it needs is read. nil: all is read.
-	Past cluster.History
-	// ParkingIDs are the VMIDs that a parking VM may have, in order.
-	ParkingIDs []cluster.VMID
+	Past       cluster.History
+	ParkingIDs []cluster.VMID // the VMIDs that a parking VM may have, in order
 	// ConfigKnown says where a node's machine configuration is available: in the journal of the
 	// record's run (the zero Record: of no run), or in the user's files. Its error is
 	// ErrConfigDamaged if the journal's is damaged. nil: nowhere.
@@ -571,11 +570,9 @@ type Observation struct {
 	// build that it began with.
 	PastBuilds map[string]cluster.Build
 
-	// Took is how long earlier rolls of nodes took, newest first.
-	Took []cluster.Took
+	Took []cluster.Took // how long earlier rolls of nodes took, newest first
 
-	// ParkingIDs are the VMIDs that a parking VM may have, in order.
-	ParkingIDs []cluster.VMID
+	ParkingIDs []cluster.VMID // the VMIDs that a parking VM may have, in order
 }
 
 func (o Observation) ControlPlanes() []cluster.Endpoint {

@@ -248,8 +248,7 @@ type Policy struct {
 	// Bootstrap is the control plane with which a cluster begins: only nodes that do not exist yet are created,
 	// side by side. "": a roll.
 	Bootstrap string
-	// Rebuild is the SHA-256 of the snapshot with which a broken cluster begins again; "": it begins empty.
-	Rebuild string
+	Rebuild   string // the SHA-256 of the snapshot with which a broken cluster begins again; "": it begins empty
 }
 
 // What is a part of a node that a roll brings to its wanted state.

@@ -54,8 +54,7 @@ type Undone struct {
 	Run string // ID of the run, or a part of it, if no node is named; "": the last run
 	// Order sorts runs, the newest first; sure is false if the last run may be another of them.
 	Order func([]Replacing) (ordered []Replacing, sure bool)
-	// Say is called with the run that is undone.
-	Say func(string)
+	Say   func(string) // called with the run that is undone
 }
 
 // CheckRun refuses a run of which no parking VM has anything to undo, and a part of an ID that several runs share.

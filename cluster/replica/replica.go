@@ -52,9 +52,8 @@ type Volume struct {
 	Why      string // why it is not Robust, in the system's words; "": they say nothing
 	Checked  string // when the system last looked; "": it always knows
 	Replicas []Replica
-	// Through is the node through which Users use the volume; "": each user by itself. Users may be unknown.
-	Through string
-	Users   []string
+	Through  string // the node through which Users use the volume; "": each user by itself. Users may be unknown.
+	Users    []string
 	// Majority says that the volume can be used only while most of its copies are there, or half of them and most
 	// of the Witnesses, which are nodes without a copy.
 	Majority   bool
@@ -389,12 +388,11 @@ func Some(names []string) string {
 
 // Node is a node as the system knows it.
 type Node struct {
-	Name  string
-	Down  string // why its copies can't be used now; "": they can
-	Lacks string // what else is wrong with it
-	// Patience is how long the system waits for this node; 0: as for others, Forever: it does nothing.
-	Patience time.Duration
-	Fixed    bool // recast can't change Patience: something else would set it back
+	Name     string
+	Down     string        // why its copies can't be used now; "": they can
+	Lacks    string        // what else is wrong with it
+	Patience time.Duration // how long the system waits for this node; 0: as for others, Forever: it does nothing
+	Fixed    bool          // recast can't change Patience: something else would set it back
 }
 
 // Forever is longer than any node is away.

@@ -23,11 +23,9 @@ import (
 // Lack is a privilege that is missing at a path.
 type Lack struct {
 	Need
-	At string // where it is missing: the need's path, or a path below, whose own entry overrides the one above
-	// Overridden says that the need's path has the privilege, but At does not.
-	Overridden bool
-	// Flat says that the privilege was granted at the need's path without propagation.
-	Flat bool
+	At         string // where it is missing: the need's path, or a path below, whose own entry overrides the one above
+	Overridden bool   // the need's path has the privilege, but At does not
+	Flat       bool   // the privilege was granted at the need's path without propagation
 }
 
 // Remedy says what else there is to do; "" if granting the privilege is enough.

@@ -365,9 +365,8 @@ type Discovery struct {
 	Left  []string     // nodes that were excluded, by name
 	VMs   []cluster.VM // of the whole Proxmox cluster
 	// Silent lists the addresses that were to be asked, do not answer, and belong to no known node.
-	Silent []netip.Addr
-	// Cluster is the cluster's name in the parking VMs of these nodes; "": there are none.
-	Cluster string
+	Silent  []netip.Addr
+	Cluster string // the cluster's name in the parking VMs of these nodes; "": there are none
 
 	uuids []string // of all nodes, also the excluded ones
 }
@@ -389,9 +388,8 @@ type Discovered struct {
 
 // DiscoverOptions say what Discover can't find out.
 type DiscoverOptions struct {
-	// Addrs are addresses of machines that perhaps neither Talos' discovery nor Kubernetes lists.
-	Addrs   []netip.Addr
-	Exclude []string // nodes to leave out
+	Addrs   []netip.Addr // addresses of machines that perhaps neither Talos' discovery nor Kubernetes lists
+	Exclude []string     // nodes to leave out
 }
 
 // Discover finds every node of a cluster and its VM. To be reliable, it fails if a node can't be read or does not
