@@ -21,8 +21,7 @@ type Reason struct {
 	New  string `json:"new,omitempty"`
 }
 
-// History returns the content that a lock hash ("sha256-…") stands for, in the current lock or a past one. known is
-// false if none of our locks has the hash.
+// History returns the content of a lock hash ("sha256-…") of the current lock or a past one; known: a lock has it.
 type History func(lockHash string) (content LockedContent, known bool)
 
 func DiffImage(b Build, m RunningSystem, past History) []Reason {
@@ -67,8 +66,7 @@ func diffSchematic(b Build, s SchematicEntry, past History, byName bool) []Reaso
 	return out
 }
 
-// Asked lists how the build's schematic differs from the schematic that an image states, except for which extensions
-// they have.
+// Asked lists how the build's schematic differs from the one that an image states, but for which extensions they have.
 func (b Build) Asked(s SchematicEntry) ([]config.SchematicChange, error) {
 	if b.Schematic == nil || s.ID == b.SchematicID {
 		return nil, nil
@@ -97,12 +95,7 @@ func DiffTarget(b Build, m RunningSystem) []Reason {
 	return out
 }
 
-func OnOff(on bool) string {
-	if on {
-		return "on"
-	}
-	return "off"
-}
+func OnOff(on bool) string { return map[bool]string{true: "on", false: "off"}[on] }
 
 // diffDigests lists how the contents of the two lock hashes differ, if a past lock has the found hash.
 func diffDigests(b Build, found string, past History) []Reason {
@@ -124,8 +117,7 @@ func diffDigests(b Build, found string, past History) []Reason {
 	return []Reason{{"lock", fmt.Sprintf("%s: %s → %s", what, words.Short(found), words.Short(b.LockHash)), found, b.LockHash}}
 }
 
-// diffContent lists the extensions whose digest changed, an overlay of the same name whose digest changed, and a
-// changed number of rebuilds.
+// diffContent lists changed digests of extensions and of an overlay of the same name, and a changed number of rebuilds.
 func diffContent(old LockedContent, b Build) []Reason {
 	var out []Reason
 	for _, e := range b.Extensions {
@@ -160,8 +152,7 @@ func sameNames(a, b []LockedExtension) bool {
 	return slices.Equal(names(a), names(b))
 }
 
-// ConfigEntry is the entry that imager adds to the list of extensions if the schematic embeds a
-// machine configuration (pkg/imager/embed.go of Talos).
+// ConfigEntry is imager's entry in the list of extensions for an embedded configuration (pkg/imager/embed.go of Talos).
 const ConfigEntry = "embedded-config"
 
 // DiffExtensions compares the extensions of a machine with those of a build, by name and version.
@@ -219,8 +210,7 @@ func (s SchematicEntry) LockHash() string {
 // interrupted installation its stage is "running".
 func (m Machine) IsBeingInstalled() bool { return m.FromISO && m.Stage != "running" }
 
-// DiffInstalled compares the build with what the machine would become without recast: at its next boot, or when it is
-// reinstalled from its own configuration.
+// DiffInstalled compares the build with what the machine would become without recast, at its next boot or installation.
 func DiffInstalled(b Build, m RunningSystem, installImage string) []Reason {
 	var out []Reason
 	if m.FromISO {
@@ -255,8 +245,7 @@ func (b Build) installs(image string) bool {
 
 func (e LockedExtension) Title() string { return strings.TrimSpace(e.Name + " " + e.Version) }
 
-// PreviousLock says how to go back without a kept disk. recast refuses a lock that does not match recast.yaml and the
-// schematics beside it.
+// PreviousLock says how to go back without a kept disk. recast refuses a lock that does not match what is beside it.
 const PreviousLock = "put the previous lock back, with what it is of (git checkout COMMIT -- recast.yaml recast.lock schematics/), and recast roll"
 
 // InstallArgs returns the kernel arguments for GRUB in the machine's configuration (machine.install.extraKernelArgs)
@@ -277,9 +266,8 @@ func (m Machine) InstallArgs() (named, running []string, byImage bool) {
 }
 
 // ArgsLost returns the arguments that the running kernel has from the configuration alone and the wanted image lacks.
-// Arguments that the running image's schematic states are left out: they are compared with the wanted image's
-// elsewhere. An argument of the wanted image replaces one of the same name, unless the kernel has that argument
-// several times, for example console.
+// What the running image's schematic states is compared elsewhere. An argument of the wanted image replaces one of the
+// same name, unless the kernel has that argument several times, for example console.
 func (w Wanted) ArgsLost(m Machine) []string {
 	_, running, _ := m.InstallArgs()
 	if len(running) == 0 {
@@ -296,8 +284,7 @@ func (w Wanted) ArgsLost(m Machine) []string {
 	})
 }
 
-// DropsArgs says why a system that a strategy installs gets no kernel arguments from the configuration; "" if it gets
-// them.
+// DropsArgs says why a system that a strategy installs gets no kernel arguments from the configuration; "": it does.
 func (w Wanted) DropsArgs(vm VM, m Machine, s Strategy) string {
 	const systemdBoot = "systemd-boot takes only those of the image"
 	_, _, byImage := m.InstallArgs()
@@ -348,8 +335,7 @@ func (m Machine) ByGRUB(vm VM) bool {
 // ByBIOS says whether the VM's firmware is SeaBIOS, which is Proxmox' default.
 func (vm VM) ByBIOS() bool { return vm.Config["bios"] != "ovmf" }
 
-// ShownArg returns a kernel argument as it may be shown. Of an argument that Talos itself reads, it returns only the
-// name: the value may be secret.
+// ShownArg returns a kernel argument as it may be shown: of one that Talos reads, which may be secret, only the name.
 func ShownArg(arg string) string {
 	if name := ArgName(arg); strings.HasPrefix(name, "talos.") || GivesConfig(arg) {
 		return name

@@ -30,8 +30,7 @@ type Disk struct {
 
 var (
 	diskKey = regexp.MustCompile(`^(?:(?:ide|sata|scsi|virtio|unused)\d+|efidisk0|tpmstate0)$`)
-	// fileOwner is for file storages: the directory names a volume's owner, whatever the file is called
-	// (Storage/Plugin.pm, parse_volname).
+	// fileOwner is for file storages: the directory names a volume's owner (Storage/Plugin.pm, parse_volname).
 	fileOwner   = regexp.MustCompile(`^(?:\d+/[^/]+/)?(\d+)/[^/]+$`)
 	volumeOwner = regexp.MustCompile(`(?:^|/)(?:vm|base)-(\d+)-[^/]+$`)
 )
@@ -82,8 +81,7 @@ func ParseDisk(key, value string) (Disk, error) {
 	return d, nil
 }
 
-// CloudInit says whether this is Proxmox's own cloud-init drive: Proxmox generates, deletes and recreates it with the
-// VM.
+// CloudInit says whether this is Proxmox's own cloud-init drive, which it generates and deletes with the VM.
 func (d Disk) CloudInit() bool { return cloudInit.MatchString(d.Volid) }
 
 // cloudInit matches Proxmox's own cloud-init drives, as Proxmox does (PVE/QemuServer/Drive.pm, drive_is_cloudinit).
@@ -120,8 +118,7 @@ func (d Disk) With(name, value string) []string {
 
 func (d Disk) Value() string { return strings.Join(append([]string{d.Volid}, d.Options...), ",") }
 
-// Bootable says whether Talos can be installed on the drive: a disk on a bus, not a CD, EFI
-// variables, TPM state or a detached volume.
+// Bootable says whether Talos can be installed on the drive: no CD, EFI variables, TPM state or detached volume.
 func (d Disk) Bootable() bool {
 	return !d.CDROM && d.Key != "efidisk0" && d.Key != "tpmstate0" && !d.Detached()
 }
@@ -244,9 +241,8 @@ var (
 	byteRates = []string{"bps", "bps_rd", "bps_wr"}
 )
 
-// DriveOptions returns a drive's options as Proxmox reads them, sorted, to compare two drives. It leaves out the
-// size: the size belongs to the volume, users can change it, and Proxmox reads it again whenever it writes the drive
-// (API2/Qemu.pm, create_disks).
+// DriveOptions returns a drive's options as Proxmox reads them, sorted, to compare two drives. It leaves out the size,
+// which users can change, and which Proxmox reads again whenever it writes the drive (API2/Qemu.pm, create_disks).
 func DriveOptions(options []string) []string {
 	var read []string
 	for _, o := range options {
@@ -392,8 +388,7 @@ var selectorOutcomes = map[SelectorKind]outcomes{
 	ForInstall:   {"disk", "recast names the disk itself, but nobody else could install the machine with it", "recast names the disk itself, Talos alone would erase the first one", "", ""},
 }
 
-// TellSelectors reports on the selectors of a machine's configuration: notes for the user, and as refused the
-// selectors with which the machine would not be whole.
+// TellSelectors returns notes for the user, and as refused the selectors with which the machine would not be whole.
 func TellSelectors(selectors []DiskSelector, machine string) (notes, refused []string) {
 	later := map[string][]string{} // documents, by the reason why they can't be evaluated
 	for _, s := range selectors {
@@ -467,8 +462,7 @@ type StorageRoom struct {
 	Notes   []string // what may become worse
 }
 
-// FullPool is how full a thin pool may be: once it has no room left, every disk
-// in it fails, not only the one that grew.
+// FullPool is how full a thin pool may be: without room, every disk in it fails, not only the one that grew.
 const FullPool = 0.9
 
 func Size(bytes int64) string {
@@ -485,8 +479,7 @@ func RoomOn(ctx context.Context, px StorageReader, host string) Room {
 	return room
 }
 
-// Host is the state of a Proxmox node, as the node says itself. A value that could not be read is zero, and Errs has
-// the reason.
+// Host is the state of a Proxmox node, as the node says itself. What could not be read is zero; Errs has the reason.
 type Host struct {
 	Name      string
 	Online    bool
@@ -571,8 +564,7 @@ func storageNamed(name string, storages []Storage) (Storage, bool) {
 	return Find(storages, func(s Storage) bool { return s.Name == name })
 }
 
-// volumeGroup returns the namespace in which a volume's name is unique. Thin and thick volumes of one LVM group share
-// a namespace.
+// volumeGroup is the namespace of a volume's name. Thin and thick volumes of one LVM group share it.
 func (s Storage) volumeGroup() string {
 	if strings.HasPrefix(s.Type, "lvm") {
 		group, _, _ := strings.Cut(s.Pool, "/")
@@ -602,9 +594,8 @@ func atPath(at string, d Disk, storages []Storage) bool {
 	return true
 }
 
-// ProveSystemDisk finds the drive that Talos is installed on: by what the running machine says about its system disk
-// (see matchDisk), never by a guess. slot is the drive that the user configured ("scsi0", or "" for none), and must
-// be the same drive.
+// ProveSystemDisk finds Talos' drive by what the running machine says about its system disk (see matchDisk), never by a
+// guess. slot is the drive that the user configured ("scsi0", or "" for none), and must be the same drive.
 func ProveSystemDisk(vm VM, m Machine, slot string) (Disk, error) {
 	refuse := func(format string, args ...any) (Disk, error) {
 		err := fault.SystemDiskUnproven.Refusedf("%s: system disk can't be proven: %s", vm, fmt.Sprintf(format, args...))
@@ -684,8 +675,7 @@ func PersistentVolumes(vm VM, drives []Disk, m Machine, system Disk) ([]Volume, 
 }
 
 // matchDisk finds the drives that can be the machine's disk, and says how: by a name or a bus address that both have,
-// else by a size that no other disk has. It leaves out drives that match another disk of the machine by name or
-// address.
+// else by a size that no other disk has. It leaves out drives that match another disk by name or address.
 func matchDisk(vm VM, drives []Disk, m Machine, disk MachineDisk) (found []Disk, how string) {
 	if found, how := tellDisk(vm, drives, disk); how != "" {
 		return found, how
@@ -707,8 +697,7 @@ func matchDisk(vm VM, drives []Disk, m Machine, disk MachineDisk) (found []Disk,
 }
 
 // tellDisk is matchDisk by the disk's own name or address only; how is "" if the disk shows neither. Talos shows no
-// serial of SCSI and SATA disks: it reads serials from sysfs, where only newer kernels have them (GetProperties in
-// go-blockdevice, block/disks.go in machined).
+// serial of SCSI and SATA disks: only newer kernels have them in sysfs (GetProperties in go-blockdevice).
 func tellDisk(vm VM, drives []Disk, disk MachineDisk) (found []Disk, how string) {
 	keep := func(match func(Disk) bool) []Disk { return Where(drives, match) }
 	if found := keep(func(d Disk) bool { return disk.WWID != "" && slices.Contains(d.wwids(), disk.WWID) }); len(found) > 0 {
@@ -729,16 +718,14 @@ func (d Disk) serial() string {
 	return serial
 }
 
-// hasSerial says whether Talos may show the drive's serial as shown: unchanged, or in the form of udev's ata_id,
-// which Talos uses for IDE drives.
+// hasSerial: Talos may show the drive's serial as shown: unchanged, or for IDE drives in the form of udev's ata_id.
 func (d Disk) hasSerial(shown string) bool {
 	serial := d.serial()
 	ata, is := strings.CutPrefix(shown, "QEMU_HARDDISK_")
 	return serial != "" && (shown == serial || is && ata == serial)
 }
 
-// wwids are the names that the kernel may give the drive (scsi_vpd_lun_id in scsi_lib.c): its wwn=,
-// or what libata makes of an ATA drive's model and serial.
+// wwids are the names that the kernel may give the drive (scsi_vpd_lun_id in scsi_lib.c): wwn=, or libata's.
 func (d Disk) wwids() []string {
 	var out []string
 	if wwn, ok := strings.CutPrefix(strings.ToLower(d.Option("wwn")), "0x"); ok {

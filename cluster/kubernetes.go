@@ -74,8 +74,7 @@ type MachineKubernetes struct {
 	TalosVersion string // "v1.13.9"
 	BootID       string
 	Images       KubernetesImages // that the machine should run: those of its configuration, or Talos' own where the configuration names none
-	// Revisions are the revisions of the configurations that its static pods are made from. A pod with a lower
-	// revision has not been replaced yet.
+	// Revisions are those of its static pods' configurations. A pod with a lower one has not been replaced yet.
 	Revisions      map[Component]uint64
 	KubeletHealthy bool // Talos' service
 	APIPort        int  // of its API server; 0: it runs none
@@ -152,8 +151,7 @@ func (r imageRef) String() string {
 	return r.Repository + ":" + r.Prefix + strings.TrimPrefix(r.Version.String(), "v") + r.Suffix
 }
 
-// ImageOf returns an image with another version. It fails if the image is pinned by a digest: the digest of the other
-// version is unknown.
+// ImageOf returns an image with another version. It fails for an image with a digest: the other version's is unknown.
 func ImageOf(image string, v Version) (string, error) {
 	r, err := ParseImage(image)
 	switch {
@@ -195,8 +193,7 @@ func Retag(image, like string) (string, error) {
 	return retagged, nil
 }
 
-// takesOver says whether like can replace image: both are in the same repository, both tags are versions, perhaps a
-// vendor's, and image has no digest.
+// takesOver says whether like can replace image: one repository, both tags versions, perhaps a vendor's, no digest.
 func takesOver(image, like string) bool {
 	a, tagA, digest := splitImage(image)
 	b, tagB, _ := splitImage(like)
@@ -235,8 +232,7 @@ func ParseVersion(s string) (Version, error) {
 	return Version{number(1), number(2), number(3), m[4]}, nil
 }
 
-// upstreamPre matches the pre-release part of an upstream Kubernetes version. Any other pre-release part is a
-// vendor's, with an order of its own.
+// upstreamPre matches the pre-release part of an upstream version. Any other is a vendor's, with an order of its own.
 var upstreamPre = regexp.MustCompile(`^(alpha|beta|rc)\.\d+$`)
 
 // ofVendor says whether the version is a vendor's own, which Kubernetes itself never had.
@@ -318,8 +314,7 @@ func (m Mark) Begun(now Mark) bool {
 	return m.Strategy == now.Strategy && m.Build == now.Build && m.BootID == now.BootID
 }
 
-// Pools returns the members of the machine's pools. It names the system disk GoneSystemDisk, which is its name once
-// the machine does not answer.
+// Pools returns the members of the machine's pools. It names the system disk as once the machine does not answer.
 func (m Machine) Pools() []PoolMember {
 	out := slices.Clone(m.PoolMembers)
 	for i := range out {
@@ -392,10 +387,7 @@ const (
 )
 
 func RoleOf(controlPlane bool) string {
-	if controlPlane {
-		return ControlPlane
-	}
-	return Worker
+	return map[bool]string{true: ControlPlane, false: Worker}[controlPlane]
 }
 
 // LacksNode says what a node still lacks in Kubernetes in its current boot; "" if it lacks nothing.
@@ -450,8 +442,7 @@ func Unanswered(lost, waited error) error {
 	return fmt.Errorf("%w; before that: %w", waited, lost)
 }
 
-// LacksStaticPods names the first thing that keeps the static pods of a control plane from running as its machine's
-// configuration says; "" if nothing does.
+// LacksStaticPods names the first thing in which a control plane's static pods differ from its configuration; "": none.
 func LacksStaticPods(ctx context.Context, kube ComponentReader, node string, addr netip.Addr, m MachineKubernetes) (string, error) {
 	pods, err := kube.StaticPods(ctx)
 	if err != nil {
@@ -563,8 +554,7 @@ type RepeatableError struct{ Err error }
 func (e *RepeatableError) Error() string { return e.Err.Error() }
 func (e *RepeatableError) Unwrap() error { return e.Err }
 
-// FinalError is an error after which a step is not retried: the step was retried for long enough, or the node was
-// restored.
+// FinalError is an error after which a step is not retried: it was retried for long enough, or the node was restored.
 type FinalError struct{ Err error }
 
 func (e *FinalError) Error() string { return e.Err.Error() }

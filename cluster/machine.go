@@ -102,8 +102,7 @@ func (b Build) CheckBooted(m RunningSystem) (problems []error) {
 	return problems
 }
 
-// InstallsApart says whether the machine's Talos has an API that installs without a reboot (LifecycleService, since
-// 1.13).
+// InstallsApart: the machine's Talos has an API that installs without a reboot (LifecycleService, since 1.13).
 func (m RunningSystem) InstallsApart() bool {
 	major, minor, _ := strings.Cut(strings.TrimPrefix(m.TalosVersion, "v"), ".")
 	minor, _, _ = strings.Cut(minor, ".")
@@ -139,8 +138,7 @@ type Booted struct {
 	Gone   string `json:"gone,omitempty"`  // NextBoot that an earlier system disk has left
 }
 
-// Corrected returns m with the entries that the Node's machine really runs and boots next. bootID is "" if it was not
-// read.
+// Corrected returns m with the entries that the Node's machine really runs and boots next. bootID "" was not read.
 func (k KubeNode) Corrected(m RunningSystem, bootID string) RunningSystem {
 	if gone := k.Booted.Gone; gone != "" && m.NextBoot == gone && (k.Mark == nil || !k.Mark.Installed) {
 		m.NextBoot = ""
@@ -154,8 +152,7 @@ func (k KubeNode) Corrected(m RunningSystem, bootID string) RunningSystem {
 	return m
 }
 
-// BlankAddress says how the node's machine will have addr when it boots from a build's ISO with nothing on its system
-// disk: see reachBlank.
+// BlankAddress says how the machine will have addr when it boots with nothing on its system disk: see reachBlank.
 func BlankAddress(addr netip.Addr, vm VM, m Machine, b Build) (set *BlankSetting, against Obstacle) {
 	blank := blankVM{ID: int(vm.ID), Config: vm.Config, Platform: b.Platform, KernelArgs: b.KernelArgs, NoNetwork: vm.WithoutCustom("network")}
 	disks, _ := vm.Disks() // an unreadable drive is refused elsewhere
@@ -197,8 +194,7 @@ type MachineFile struct {
 	Link      string // target of a symbolic link
 }
 
-// ConfigFile is a node's file of talos.machineConfigs beside the machine
-// configuration that the node runs. It shows no secret.
+// ConfigFile is a node's file of talos.machineConfigs beside the configuration that runs. It shows no secret.
 type ConfigFile struct {
 	// Hash is a SHA-256 of what the file says, whatever its order, comments and style.
 	Hash string `json:"sha256"`
@@ -223,13 +219,11 @@ type ConfigFile struct {
 // Differs says whether the node does not run what the file says.
 func (f ConfigFile) Differs() bool { return len(f.Changes) > 0 || f.Pending }
 
-// Configs are a machine's configurations, all documents as they are stored. Stored and Active differ while a
-// configuration is on trial, or waits for a reboot.
+// Configs are a machine's configurations as stored. They differ while one is on trial, or waits for a reboot.
 type Configs struct {
 	Stored Secret // for the next boot
 	Active Secret // that it runs
-	// Booted says that no configuration was stored since the machine booted: the machine shows only the
-	// configuration that it runs, which may be on trial.
+	// Booted: none was stored since the machine booted. It shows only the one that it runs, which may be on trial.
 	Booted bool
 }
 
@@ -273,16 +267,14 @@ type FoundFile struct {
 }
 
 const (
-	// Talosconfig stands for a node where no node shows a configuration. Then only the CA of Talos in a file was
-	// compared, with the CA that the talosconfig trusts.
+	// Talosconfig stands for a node where none shows a configuration: only the CA of Talos was compared.
 	Talosconfig = "the talosconfig"
 	// NodeRole and TalosCA are parts of a node's identity.
 	NodeRole = "the node's role"
 	TalosCA  = "the CA of Talos"
 )
 
-// NeutralPatch sets the fields that recast sets to the same values in every configuration, so that no two
-// configurations differ by these fields.
+// NeutralPatch sets what recast sets to the same values in every configuration, so that none differ by that.
 var NeutralPatch = ConfigPatch{Installer: "recast.invalid/installer@sha256:" + strings.Repeat("0", 64), Disk: MachineDisk{Serial: "recast"}, Hostname: "recast"}
 
 // Text returns the hash of a configuration's content.
@@ -294,8 +286,7 @@ func Text(text Secret) (string, error) {
 	return docs.Hash(), nil
 }
 
-// OfTypeInit says whether a configuration is of machine.type init. It is false for a configuration that can't be
-// read: Talos refuses it.
+// OfTypeInit: the configuration is of machine.type init. Talos refuses one that can't be read.
 func OfTypeInit(text Secret) bool {
 	docs, err := config.Parse(text)
 	return err == nil && docs.TypeInit()
@@ -422,8 +413,7 @@ func ReadArrived(ctx context.Context, talos PartReader, addr netip.Addr) (Machin
 	return talos.ReadParts(ctx, addr, bootedParts|IfReady)
 }
 
-// ReadArrivedWhole reads what ReadMachine reads, except for the addresses, if the machine is running and ready, else
-// only what ReadStanding reads.
+// ReadArrivedWhole is ReadMachine without addresses if the machine is running and ready, else ReadStanding.
 func ReadArrivedWhole(ctx context.Context, talos PartReader, addr netip.Addr) (Machine, error) {
 	return talos.ReadParts(ctx, addr, WholeMachine&^AddressesPart|IfReady)
 }
@@ -465,8 +455,7 @@ type MachineAddress struct {
 	Gateway netip.Addr   // of the default route over the link; invalid: there is none
 }
 
-// AddressLayer is the part of Talos' network configuration that an address comes from (machinery,
-// resources/network/configlayer.go).
+// AddressLayer is where in Talos' network configuration an address comes from (resources/network/configlayer.go).
 type AddressLayer string
 
 // The layers. LayerKernel is not a layer of Talos: no part of Talos asked for the address.
@@ -560,8 +549,7 @@ func (b blankVM) leased(a MachineAddress, card string) (*BlankSetting, Obstacle)
 	return nil, Obstacle{}
 }
 
-// given handles an address from the machine configuration, or from the platform. Talos copies what the platform says
-// to the system disk (platform_config_store.go).
+// given handles an address from the configuration, or the platform, which Talos copies to the system disk.
 func (b blankVM) given(a MachineAddress, card string) (*BlankSetting, Obstacle) {
 	addr, key := a.Prefix.Addr(), "ipconfig"+card
 	ip, gw := "ip", "gw"
@@ -640,8 +628,7 @@ func (b blankVM) argued(a MachineAddress) Obstacle {
 	return obstacle("its address %s is one of a kernel argument ip= that the schematic does not have, so a blank machine would not have it: have DHCP or the machine configuration give it its address, and roll in-place once", a.Prefix.Addr())
 }
 
-// announced handles an address that the kernel made from a router advertisement. The address stays the same if it is
-// made from the card's MAC.
+// announced handles an address from a router advertisement, which stays the same if it is made from the card's MAC.
 func (a MachineAddress) announced() Obstacle {
 	if a.Prefix.Addr().Is6() && a.Prefix.Addr() == eui64(a.Prefix, a.MAC) {
 		return Obstacle{}
@@ -699,8 +686,7 @@ func option(value, name string) string {
 	return ""
 }
 
-// ipconfig returns a value of ipconfigN with this address and gateway of one IP version. Settings of the other
-// version stay.
+// ipconfig returns an ipconfigN with this address and gateway of one IP version, and the other's settings.
 func ipconfig(old, ip, address, gw, gateway string) string {
 	parts := slices.DeleteFunc(strings.Split(old, ","), func(part string) bool {
 		name, _, _ := strings.Cut(part, "=")

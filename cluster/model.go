@@ -195,8 +195,7 @@ type Volume struct {
 	Mount           string // where Talos mounts it: "/var", "/var/mnt/data"; "" for nowhere, or unknown
 }
 
-// Talos' formats for members of an LVM volume group or of a ZFS pool that it finds on a disk
-// (go-blockdevice, blkid/internal/filesystems).
+// Talos' formats for members of LVM volume groups and ZFS pools (go-blockdevice, blkid/internal/filesystems).
 const (
 	FormatLVM = "lvm2-pv"
 	FormatZFS = "zfs"

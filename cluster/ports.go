@@ -18,8 +18,7 @@ import (
 	"github.com/recast-sh/recast/internal/wait"
 )
 
-// ErrNotFound says that what was asked for does not exist: a VM, a Node, a volume. Adapters wrap
-// it, and only for a clear answer of the server.
+// ErrNotFound: what was asked for does not exist. Adapters wrap it only for a clear answer of the server.
 var ErrNotFound = errors.New("not found")
 
 // ErrChanged says that a VM's configuration no longer has the given digest.
@@ -35,8 +34,7 @@ var ErrStorageBusy = errors.New("its storage is busy with the volume")
 // ErrExists says that a VM with that VMID already exists somewhere in the Proxmox cluster.
 var ErrExists = errors.New("exists already")
 
-// ErrLostAnswer says that a change was sent but no answer came back: it may or may not have
-// happened. Read the present state before doing anything else.
+// ErrLostAnswer: a change was sent, and may have happened. Read the present state before doing anything else.
 var ErrLostAnswer = errors.New("no answer: it may or may not have happened")
 
 // ErrNoAnswer says that a server could not be reached, or could not answer the request: what it stores is unknown.
@@ -75,8 +73,7 @@ type VMReader interface {
 	VMs(ctx context.Context) ([]VM, error)
 	// VM reads one VM afresh, on any host of the cluster, but without its pool. ErrNotFound if there is none.
 	VM(ctx context.Context, id VMID) (VM, error)
-	// VMConfig is VM without reading the power state: the VM counts as running, so nothing is done to the VM that
-	// requires it to be off.
+	// VMConfig is VM without the power state: the VM counts as running, so what requires it to be off is not done.
 	VMConfig(ctx context.Context, id VMID) (VM, error)
 	// VMState reads whether a VM is on: VM without its configuration.
 	VMState(ctx context.Context, id VMID) (VMState, error)
@@ -88,8 +85,7 @@ type VMReader interface {
 type TieReader interface {
 	// Ties reads what Proxmox keeps for a VM outside of its configuration.
 	Ties(ctx context.Context, vm VM) (Ties, error)
-	// TiesOf reads the Ties of each of the VMs, in their order. What Proxmox keeps in one place for
-	// all of them is read once, afresh.
+	// TiesOf reads the Ties of the VMs, in their order. What Proxmox has in one place for all is read once, afresh.
 	TiesOf(ctx context.Context, vms []VM) []TiesRead
 	// Firewall reads a VM's own firewall; it is empty if there is none.
 	Firewall(ctx context.Context, vm VM) (FirewallConfig, error)
@@ -97,8 +93,7 @@ type TieReader interface {
 	HAResource(ctx context.Context, id VMID) (*HAResource, error)
 	// Migration reads whether Proxmox can migrate a VM to another host, and what prevents it.
 	Migration(ctx context.Context, vm VM, to string) (Migration, error)
-	// GuestAddrs asks a VM's guest agent which addresses its network cards have. ErrNotYet if no
-	// agent answers; of kind fault.Refused if our token may not ask.
+	// GuestAddrs asks a VM's guest agent for its addresses. ErrNotYet: no answer; fault.Refused: our token may not ask.
 	GuestAddrs(ctx context.Context, vm VM) ([]netip.Addr, error)
 }
 
@@ -109,8 +104,7 @@ type StorageReader interface {
 	Room(ctx context.Context, host string) (Room, error)
 	// HasVolume says whether VMs on that host can use a volume (an ISO, for example).
 	HasVolume(ctx context.Context, host, volid string) (bool, error)
-	// OwnedVolumes lists the disk images on a storage, as that host sees it, whose names have that VMID: volids,
-	// sorted, whether or not a VM refers to them.
+	// OwnedVolumes lists a storage's disk images with that VMID in their names, sorted, as the host sees it.
 	OwnedVolumes(ctx context.Context, host, storage string, owner VMID) ([]string, error)
 }
 
@@ -122,8 +116,7 @@ type HostReader interface {
 }
 
 type HA interface {
-	// RemoveHA removes the VM's HA resource and leaves every rule as it is. No-op if there is none.
-	// The VM stays on or off.
+	// RemoveHA removes the VM's HA resource, if any, and leaves every rule as it is. The VM stays on or off.
 	RemoveHA(ctx context.Context, id VMID) error
 	// AddHA creates the removed resource again. No-op if it exists with these settings; other settings are an error.
 	AddHA(ctx context.Context, r HAResource) error
@@ -131,8 +124,7 @@ type HA interface {
 	SetHA(ctx context.Context, r HAResource) error
 }
 
-// Editor changes VMs. Every method returns when Proxmox has finished the work,
-// not when it accepted it; a failed task is an error with the task's own words.
+// Editor changes VMs. Each method returns when Proxmox has finished; a failed task is an error in its own words.
 type Editor interface {
 	// CreateVM creates a VM on a host from raw configuration keys ("scsi0": "fast:10,serial=…"). It never starts it.
 	CreateVM(ctx context.Context, host string, id VMID, config map[string]string) error
@@ -195,8 +187,7 @@ type Talos interface {
 }
 
 type KubeletRestarter interface {
-	// RestartKubelet returns when the kubelet is starting again; its containers keep running. It refuses unless the
-	// machine at addr has that UUID.
+	// RestartKubelet returns when the kubelet is starting again; its containers keep running. It refuses another UUID.
 	RestartKubelet(ctx context.Context, addr netip.Addr, uuid string) error
 }
 
@@ -206,8 +197,7 @@ type MachineReader interface {
 	KubernetesReader
 	MemberReader
 	Compatibility
-	// WatchMachine reports, until ctx ends, that the machine at addr, configured or not, starts or stops answering,
-	// or changes its state: see wait.Watch.
+	// WatchMachine reports, until ctx ends, that the machine starts or stops answering, or changes: see wait.Watch.
 	WatchMachine(ctx context.Context, addr netip.Addr, tell func(look bool)) error
 }
 
@@ -249,8 +239,7 @@ type Compatibility interface {
 	UnsupportedKubernetes(talos, kubernetes string) string
 }
 
-// Etcd talks to etcd through the Talos API of one control plane. Every call has
-// a deadline of its own: without quorum etcd does not answer.
+// Etcd talks to etcd through one control plane's Talos. Each call has a deadline: without quorum etcd does not answer.
 type Etcd interface {
 	EtcdReader
 	// EtcdForfeit makes the member at addr hand over leadership if it has it.
@@ -263,8 +252,7 @@ type Etcd interface {
 type EtcdReader interface {
 	// EtcdMembers lists the members as the control plane at addr knows them, by name.
 	EtcdMembers(ctx context.Context, addr netip.Addr) ([]EtcdMember, error)
-	// EtcdStatus reads the status of the member at addr from that member, with the alarms. If only the alarms can't
-	// be read, the status is returned with the error.
+	// EtcdStatus reads a member's status from that member, with the alarms, or without them and with an error.
 	EtcdStatus(ctx context.Context, addr netip.Addr) (EtcdStatus, error)
 	// EtcdSnapshot streams a snapshot of the member at addr: a database file, followed by its
 	// SHA-256. It fails if the machine that answers runs another member; 0 accepts any.
@@ -277,17 +265,15 @@ type TalosReader interface {
 	EtcdReader
 }
 
-// Upgrader replaces the system of a running machine in place. Each call refuses
-// unless the machine at addr has that UUID.
+// Upgrader replaces the system of a running machine in place. Each call refuses another UUID.
 type Upgrader interface {
 	// PullInstaller makes the machine fetch an installer by digest and returns when the machine has it; supported is
 	// false on a Talos that has no API for this (before 1.13).
 	PullInstaller(ctx context.Context, addr netip.Addr, uuid, installer string, say func(string)) (supported bool, err error)
 	// PullImage makes the machine fetch the image of a component, and returns when the machine has the image.
 	PullImage(ctx context.Context, addr netip.Addr, uuid string, c Component, image string, say func(string)) error
-	// Install writes the installer's system beside the running one, with the API that the machine's version has.
-	// reboots is true where that API reboots the machine by itself afterwards (before 1.13), as how says; otherwise
-	// Install returns when the system is installed.
+	// Install writes the installer's system beside the running one. reboots is true where that API reboots the machine
+	// by itself afterwards (before 1.13), as how says; otherwise Install returns when the system is installed.
 	Install(ctx context.Context, addr netip.Addr, uuid, installer string, how Reboot, say func(string)) (reboots bool, err error)
 	// Reboot restarts the machine; it returns when the machine has accepted the request.
 	Reboot(ctx context.Context, addr netip.Addr, uuid string, how Reboot) error
@@ -300,9 +286,8 @@ type Upgrader interface {
 type Configurer interface {
 	// ReplaceConfig makes the machine run a configuration from now on, and ends a trial.
 	ReplaceConfig(ctx context.Context, addr netip.Addr, uuid string, config Secret) error
-	// TryConfig makes the machine run a configuration on trial. When limit has passed, the machine returns to its
-	// previous configuration by itself, whether or not anyone still reaches it, unless it was given another
-	// configuration meanwhile.
+	// TryConfig makes the machine run a configuration on trial. After limit the machine returns to its previous
+	// configuration by itself, reached or not, unless it was given another configuration meanwhile.
 	TryConfig(ctx context.Context, addr netip.Addr, uuid string, config Secret, limit time.Duration) error
 	// StageConfig makes the machine run a configuration from its next boot on.
 	StageConfig(ctx context.Context, addr netip.Addr, uuid string, config Secret) error
@@ -322,8 +307,7 @@ type Maintenance interface {
 type MaintenanceReader interface {
 	// MaintenanceMachine reads a machine in maintenance mode.
 	MaintenanceMachine(ctx context.Context, addr netip.Addr) (BlankMachine, error)
-	// Taken says in words who has an address, whatever runs there; "": the address is free, since nothing answers. An
-	// unclear response is an error.
+	// Taken says in words who has an address; "": it is free, since nothing answers. An unclear response is an error.
 	Taken(ctx context.Context, addr netip.Addr) (by string, err error)
 	// PatchConfig returns config with the installer image, the install disk (by its best identifier), the hostname and
 	// versions of Kubernetes set, and all else unchanged. It refuses what Talos itself would refuse. It sends no requests.
@@ -331,15 +315,13 @@ type MaintenanceReader interface {
 	// ConfigEffect says how a node would be affected by the configuration wanted in place of the one that it runs,
 	// leaving out what PatchConfig has set in both. It sends no requests.
 	ConfigEffect(runs, wanted Secret) (ConfigEffect, error)
-	// TrustedCA says whether the talosconfig trusts the CA of Talos in a configuration; known is false if it
-	// names no CA. It sends no requests.
+	// TrustedCA: the talosconfig trusts a configuration's CA of Talos; known: it names one. It sends no requests.
 	TrustedCA(config Secret) (trusted, known bool, err error)
 	// ConfigVolumes lists the volumes that hold data and that a configuration defines for a version of Talos; "": a
 	// recent version. It sends no requests.
 	ConfigVolumes(config Secret, talos string) ([]ConfigVolume, error)
-	// Selectors evaluates the selectors of a configuration, as a version of Talos reads it, on the machine at addr.
-	// blank says that the machine is in maintenance mode. If addr is invalid, or the machine does not answer, the
-	// selectors are Unknown.
+	// Selectors evaluates a configuration's selectors, as a Talos reads it, on the machine at addr. blank says that the
+	// machine is in maintenance mode. If addr is invalid, or the machine does not answer, the selectors are Unknown.
 	Selectors(ctx context.Context, addr netip.Addr, blank bool, config Secret, talos string) ([]DiskSelector, error)
 }
 
@@ -356,8 +338,7 @@ type ConfigPatch struct {
 	Installer string      // image reference by digest
 	Disk      MachineDisk // the disk to install on, as the machine shows it
 	Hostname  string
-	// Kubernetes has the versions of the images. An image that the configuration names keeps its repository; others
-	// are set as a whole.
+	// Kubernetes has the images' versions. An image of the configuration keeps its repository; others are set whole.
 	Kubernetes KubernetesImages
 	// Talos is the version that will read the configuration: what is newer than that version is refused. It sets nothing.
 	Talos string
@@ -397,8 +378,7 @@ type NodeReader interface {
 	OwnNode(ctx context.Context) (string, error)
 	// PendingCertificates names the certificate requests of the node's kubelet that wait for approval.
 	PendingCertificates(ctx context.Context, node string) ([]string, error)
-	// OtherOwners lists, in words, what else in the cluster would change the versions of nodes:
-	// upgraders like tuppr, unless they are suspended.
+	// OtherOwners lists, in words, what else would change nodes' versions: upgraders like tuppr that are not suspended.
 	OtherOwners(ctx context.Context) ([]string, error)
 }
 
@@ -406,8 +386,7 @@ type NodeWriter interface {
 	// Cordon makes the node unschedulable and marks it with why, in one change. A node that is
 	// unschedulable without a mark was cordoned by someone else: its mark gets Foreign set.
 	Cordon(ctx context.Context, node string, why Mark) error
-	// Uncordon removes the mark and, unless it is Foreign, makes the node schedulable, in one
-	// change. A node without a mark stays as it is.
+	// Uncordon removes the mark and, unless Foreign, makes the node schedulable. Without a mark it stays as it is.
 	Uncordon(ctx context.Context, node string) error
 	// DeleteNode deletes the Node object if it still has that UID. No error if there is none.
 	DeleteNode(ctx context.Context, node, uid string) error
@@ -419,8 +398,7 @@ type NodeWriter interface {
 	// left. Until the timeout it retries refused evictions and waits for an unavailable API. say gets a line for each pod
 	// and each refusal. recast's own pod goes last, and the drain ends with OwnPodEvicted.
 	Drain(ctx context.Context, node string, o DrainOptions, say func(string)) error
-	// RestoreMetadata restores the node's labels, annotations and taints, except for keys that
-	// Kubernetes and Talos manage themselves.
+	// RestoreMetadata restores labels, annotations and taints that Kubernetes and Talos don't manage themselves.
 	RestoreMetadata(ctx context.Context, node string, m NodeMetadata) error
 }
 
@@ -437,8 +415,7 @@ type VolumeReader interface {
 	// PersistentVolumes with affinity to the node that are in use, data that its pods write to it, directories of
 	// Longhorn and Rook, pools of LINSTOR. The key "" has the volumes of Proxmox' CSI driver.
 	LocalData(ctx context.Context, nodes ...KubeNode) (map[string][]LocalData, error)
-	// Replicas reads the volumes that storage systems keep on several nodes, again on each call. A
-	// system that is not installed is left out.
+	// Replicas reads the volumes that installed storage systems keep on several nodes, again on each call.
 	Replicas(ctx context.Context) ([]replica.System, error)
 	// NodeData returns LocalData and Replicas from one read.
 	NodeData(ctx context.Context, nodes ...KubeNode) (map[string][]LocalData, []replica.System, error)
@@ -449,15 +426,13 @@ type VolumeReader interface {
 }
 
 type ComponentReader interface {
-	// APIServer asks the API server at this address for its version. An error says that the API server does not
-	// serve, or refuses us.
+	// APIServer asks the API server at this address for its version. An error: it does not serve, or refuses us.
 	APIServer(ctx context.Context, addr netip.AddrPort) (version string, err error)
 	// StaticPods lists the static pods of control planes, by node and component.
 	StaticPods(ctx context.Context) ([]StaticPod, error)
 	// ProxySet reads the DaemonSet of kube-proxy. ErrNotFound where there is none.
 	ProxySet(ctx context.Context) (ProxySet, error)
-	// RemovedObjects lists, in words, the objects whose kinds version to of Kubernetes, one minor
-	// version after from, no longer serves. Errors are as for RemovedFlags.
+	// RemovedObjects is RemovedFlags for the objects whose kinds version to of Kubernetes no longer serves.
 	RemovedObjects(ctx context.Context, from, to string) ([]string, error)
 }
 
@@ -465,8 +440,7 @@ type ComponentReader interface {
 type DrainOptions struct {
 	Timeout time.Duration
 	Force   bool // also delete pods that no controller recreates
-	// Delete deletes pods whose eviction is still refused after Timeout, bypassing
-	// PodDisruptionBudgets, and waits for them for another Timeout.
+	// Delete deletes pods whose eviction is refused after Timeout, whatever their budgets, and waits once more as long.
 	Delete bool
 }
 
@@ -487,8 +461,7 @@ type ObjectJudge interface {
 	Judge(ctx context.Context, g ObjectGate) (Judged, error)
 }
 
-// CommandRunner runs a program once, with env added to its environment. An error means that the program did not
-// start, or was stopped before its end.
+// CommandRunner runs a program once, with env. An error: it did not start, or was stopped before its end.
 type CommandRunner interface {
 	// RunGate runs a gate's program; said is what it printed last.
 	RunGate(ctx context.Context, g CommandGate, env []string) (exit int, said string, err error)
@@ -549,17 +522,13 @@ func (m EtcdMember) Address(known []Endpoint) (netip.Addr, error) {
 }
 
 func (m EtcdMember) Label() string {
-	if m.Name != "" {
-		return m.Name
-	}
-	return fmt.Sprintf("%x", m.ID) // added, but not started yet
+	return cmp.Or(m.Name, fmt.Sprintf("%x", m.ID)) // without a name it is added, but not started yet
 }
 
 // IsLearner follows the name of a learner in messages.
 const IsLearner = " is a learner: it does not vote yet"
 
-// EtcdBootstrapper makes a machine begin an etcd of its own. Calls that change the machine refuse
-// unless it has that UUID.
+// EtcdBootstrapper makes a machine begin an etcd of its own. Calls that change it refuse another UUID.
 type EtcdBootstrapper interface {
 	// EtcdService reads what Talos says about its service etcd: its state, and its last message.
 	EtcdService(ctx context.Context, addr netip.Addr) (state, last string, err error)
@@ -783,8 +752,7 @@ type Timing struct {
 // necessarily lost.
 const rarely = 10
 
-// Await calls look at the interval of t, or at the one that w has, until look is done. It stops at once if our own credentials are wrong:
-// waiting does not help.
+// Await calls look at the interval of t, or w's own, until it is done, or our own credentials are wrong.
 func (t Timing) Await(ctx context.Context, w wait.For, look wait.Look) error {
 	w.Every, w.Watched = cmp.Or(w.Every, t.Poll), rarely*t.Poll
 	return wait.Until(ctx, w, func(ctx context.Context) (bool, string, error) {

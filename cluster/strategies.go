@@ -137,9 +137,8 @@ func (s Strategy) BringsImage() bool  { return rows[s].brings&bringsImage != 0 }
 func (s Strategy) BringsConfig() bool { return rows[s].brings&bringsConfig != 0 }
 func (s Strategy) BringsShape() bool  { return rows[s].brings&bringsShape != 0 }
 
-// Outage is how long a node is expected to be out. It includes shutdown, parking and the boot: a recreated node took
-// 146 s from power on to ready under software emulation (Talos v1.14.1 in QEMU), which is an upper bound. An in-place
-// upgrade saves the installation and one boot.
+// Outage is how long a node is expected to be out. A recreated node took 146 s from power on to ready under software
+// emulation (Talos v1.14.1 in QEMU), an upper bound. An in-place upgrade saves the installation and one boot.
 func (s Strategy) Outage() time.Duration { return rows[s].outage }
 
 // Words returns the words for the strategy, with defaults where its row has none.
@@ -177,8 +176,7 @@ func (s Strategy) ParksNothing() bool { return s.From() == Nowhere || s.Reshapes
 // Reshapes says whether the strategy stops the VM for its shape alone.
 func (s Strategy) Reshapes() bool { return s.VM() == VMOff && s.System() == SystemStays }
 
-// SwapsSystem says whether the strategy takes the system disk out of the VM and gives the node another
-// one. All that do check in the same way what only that disk has.
+// SwapsSystem: the node gets another system disk. All such strategies check in the same way what only the old one has.
 func (s Strategy) SwapsSystem() bool {
 	return s.Replaces() || s.System() == SystemKept || s.System() == SystemOld
 }

@@ -79,8 +79,7 @@ func (vm VM) FixedAddress() string {
 // Secured says whether the firmware is known to verify what it boots.
 func (m RunningSystem) Secured() bool { return m.SecureBoot != nil && *m.SecureBoot }
 
-// LacksSecureBoot says why a boot ISO can't enrol its keys in the VM's firmware (get_ovmf_files in
-// PVE/QemuServer/OVMF.pm); "" if it can.
+// LacksSecureBoot says why a boot ISO can't enrol its keys (get_ovmf_files in PVE/QemuServer/OVMF.pm); "": it can.
 func (vm VM) LacksSecureBoot() string {
 	efi, err := ParseDisk("efidisk0", vm.Config["efidisk0"])
 	switch {
@@ -102,8 +101,7 @@ const (
 	MaxDescription = 8192
 )
 
-// splitMark splits a VM's description: own is the text without the mark line of a run of recast, and mark is what
-// that line says: "run build=ID".
+// splitMark splits a VM's description into the user's text, and what recast's mark line says: "run build=ID".
 func splitMark(description string) (own, mark string) {
 	var kept []string
 	for line := range strings.SplitSeq(strings.TrimRight(description, "\n"), "\n") {
@@ -174,8 +172,7 @@ func (vm VM) Unlock() string {
 // Bare says whether the VM does not run and has nothing that a delete would free: no drive, snapshot or saved state.
 func (vm VM) Bare() bool { return !vm.Running && vm.empty() }
 
-// empty is Bare for a VM whose power state may not have been read: qm destroy itself refuses a running VM
-// (qemu-server, API2/Qemu.pm, destroy_vm).
+// empty is Bare whatever the power state: qm destroy refuses a running VM (qemu-server, API2/Qemu.pm, destroy_vm).
 func (vm VM) empty() bool {
 	for key := range vm.Config {
 		if IsDiskKey(key) || key == "vmstate" || key == "parent" {
@@ -188,8 +185,7 @@ func (vm VM) empty() bool {
 // Locked says whether a task that ends by itself holds the VM.
 func Locked(vm VM) bool { return slices.Contains(passing, vm.Lock) }
 
-// passing are the locks of a VM's configuration that end with the task that set them (qemu-server,
-// PVE/QemuServer.pm, $confdesc: lock).
+// passing are the locks that end with the task that set them (qemu-server, PVE/QemuServer.pm, $confdesc: lock).
 var passing = []string{"backup", "clone", "migrate", "rollback", "snapshot", "snapshot-delete"}
 
 // SwitchedOff adds to the error of reading a machine that its VM is off unintentionally.
@@ -233,8 +229,7 @@ func (j ReplicationJob) Create() string {
 	return command
 }
 
-// Shape is what recast.yaml says about a node's VM, in Proxmox' own words. Settings that it does not name stay as
-// they are found.
+// Shape is what recast.yaml says about a node's VM, in Proxmox' own words. Other settings stay as they are found.
 type Shape struct {
 	Class     string            // its name in the config; "": only the node's own settings
 	Addr      netip.Addr        // that the node's machine has; invalid: there is none, or it is unknown
@@ -312,8 +307,7 @@ func (vm VM) ForRoot(hostArch string) []string {
 	return keys
 }
 
-// RequireRemakeable refuses to recreate a VM that could be deleted but neither recreated nor
-// restored. These settings may be newer than the plan.
+// RequireRemakeable refuses to recreate a VM that could be deleted but not made again. It may be newer than the plan.
 func RequireRemakeable(vm VM, hostArch string) error {
 	keys := vm.ForRoot(hostArch)
 	if len(keys) == 0 {
@@ -323,8 +317,7 @@ func RequireRemakeable(vm VM, hostArch string) error {
 		"reimage keeps such a VM. If its node does without (qm config %d shows what it is): qm set %[1]d --delete %s, as root, then run the same command again", vm.ID, strings.Join(keys, ","))
 }
 
-// MadeAnew lists the settings that Proxmox itself sets in a VM that is recreated (API2/Qemu.pm, create_vm). A token
-// can't write vmgenid, and no user can write meta.
+// MadeAnew lists what Proxmox itself sets in a recreated VM (API2/Qemu.pm, create_vm) and a token can't write.
 func (vm VM) MadeAnew() []string {
 	var out []string
 	switch vm.Config["vmgenid"] {
@@ -343,8 +336,7 @@ func (vm VM) MadeAnew() []string {
 	return out
 }
 
-// BootDevices returns the devices that a boot order names, in order. The old format ("cdn",
-// legacy=cdn) names none (PVE/QemuServer.pm, $boot_fmt).
+// BootDevices returns a boot order's devices. The old format ("cdn") names none (PVE/QemuServer.pm, $boot_fmt).
 func BootDevices(boot string) []string {
 	for part := range strings.SplitSeq(boot, ",") {
 		if list, ok := strings.CutPrefix(part, "order="); ok {
@@ -354,12 +346,10 @@ func BootDevices(boot string) []string {
 	return nil
 }
 
-// NeverCarried are the configuration keys that Proxmox sets itself on create, or that belong to the
-// deleted VM. A token can't write vmgenid.
+// NeverCarried are the keys that Proxmox sets itself on create, or that belong to the deleted VM.
 var NeverCarried = []string{"digest", "meta", "vmgenid", "lock", "parent", "snaptime", "runningmachine", "runningcpu", "running-nets-host-mtu", "vmstate"}
 
-// OldSettings returns the configuration that a new VM takes over from an old one: everything except the disks and
-// what Proxmox sets itself.
+// OldSettings returns what a new VM takes over from an old one: all but the disks and what Proxmox sets itself.
 func OldSettings(vm VM) map[string]string {
 	config := map[string]string{}
 	for key, value := range vm.Config {
@@ -384,9 +374,8 @@ func newCloudInit(d Disk) string {
 	return Disk{Volid: d.Storage() + ":cloudinit", Options: WithFormat(WithoutOption(d, "size", "media", "format"))}.Value()
 }
 
-// WithFormat returns the options of d, with the format that its volume's name shows. File storages have a default
-// format of their own, and another one for cloud-init drives (API2/Qemu.pm, create_disks). Names on block storages
-// show no format, and need none.
+// WithFormat returns the options of d, with the format that its volume's name shows. File storages have defaults of
+// their own (API2/Qemu.pm, create_disks). Names on block storages show no format, and need none.
 func WithFormat(d Disk) []string {
 	for _, format := range []string{"raw", "qcow2", "vmdk"} {
 		if strings.HasSuffix(d.Volid, "."+format) {
@@ -480,8 +469,7 @@ func (vm VM) MapDevice(key, value string) string {
 	return fmt.Sprintf("pvesh create /cluster/mapping/%s --id %s --map %s && qm set %d --%s %s && qm reboot %d", kind, name, device, vm.ID, key, words.Quote(fresh), vm.ID)
 }
 
-// FirewallConfig is the firewall of a VM, which Proxmox VE keeps in /etc/pve/firewall/VMID.fw and deletes with the
-// VM; the zero value: the VM has no firewall.
+// FirewallConfig is a VM's /etc/pve/firewall/VMID.fw, which Proxmox deletes with the VM; zero: it has none.
 type FirewallConfig struct {
 	Options FirewallEntry   // "enable", "policy_in"
 	Aliases []FirewallEntry // "name", "cidr", "comment"; by name
@@ -489,8 +477,7 @@ type FirewallConfig struct {
 	Rules   []FirewallEntry // "type", "action", "dport" …; the first that matches counts
 }
 
-// FirewallEntry is one object of a firewall: texts by the names that Proxmox' API has for its fields. A field without
-// a value is left out.
+// FirewallEntry is one object of a firewall: texts by Proxmox' names for its fields, without those that have none.
 type FirewallEntry map[string]string
 
 // FirewallSet is an IP set.
@@ -499,8 +486,7 @@ type FirewallSet struct {
 	Members       []FirewallEntry // "cidr", "nomatch", "comment"; by address
 }
 
-// settable are the options that the API accepts. A file may have others ("ips"), which only an
-// editor can write (pve-firewall, PVE/Firewall.pm, parse_vmfw_option).
+// settable are the options that the API accepts; an editor may write others (PVE/Firewall.pm, parse_vmfw_option).
 var settable = []string{"dhcp", "enable", "ipfilter", "log_level_in", "log_level_out", "macfilter", "ndp", "policy_in", "policy_out", "radv"}
 
 // Unsettable are the options that can't be given to another VM.
@@ -559,8 +545,7 @@ type AwayHost struct {
 	Why  string // IsOffline, "does not answer: …"
 }
 
-// IsOffline describes a host that the Proxmox cluster has lost: it is outside the quorum, so
-// nothing can be written there.
+// IsOffline describes a host outside the Proxmox cluster's quorum: nothing can be written there.
 const IsOffline = "is offline"
 
 func (h AwayHost) Key() string { return fmt.Sprintf("%s %t", h.Name, h.Why == IsOffline) }
@@ -630,8 +615,7 @@ func OnOtherHosts(vm *VM, park VM, begun string, away *HostsAway, id VMID) strin
 		begun, strings.Join(is, " and "), strings.Join(back, "; "))
 }
 
-// MigrateCommand is the command that migrates a VM. A stopped VM takes its local disks along
-// without an option (qemu-server, PVE/QemuMigrate.pm).
+// MigrateCommand migrates a VM. A stopped one takes its local disks along (qemu-server, PVE/QemuMigrate.pm).
 func MigrateCommand(vm VM, to string) string {
 	command := fmt.Sprintf("qm migrate %d %s", vm.ID, to)
 	if vm.Running {
@@ -675,8 +659,7 @@ func NewToken(token string) []string {
 	return lines
 }
 
-// LocalBridge says whether a bridge is a host's own, and not a VNet of an SDN zone: the VM's
-// configuration does not name the zone.
+// LocalBridge: the bridge is a host's own, and no VNet of an SDN zone, which the VM's configuration does not name.
 func LocalBridge(bridge string) bool { return strings.HasPrefix(bridge, "vmbr") }
 
 // ACLEntry is one entry of Proxmox' access control list.
@@ -693,14 +676,10 @@ func (e ACLEntry) Arguments() string {
 
 // Propagates is the option for pveum acl modify, which propagates by default.
 func (e ACLEntry) Propagates() string {
-	if e.Propagate {
-		return ""
-	}
-	return " --propagate 0"
+	return map[bool]string{false: " --propagate 0"}[e.Propagate]
 }
 
-// Privileges are what a token holds at one path of Proxmox's access tree. The value says whether the privilege also
-// holds at the paths below.
+// Privileges are a token's at one path of Proxmox's access tree. The value: they also hold below.
 type Privileges map[string]bool
 
 // Standing has the privileges of a token and its user at a path of the access tree, from entries there or above.

@@ -20,12 +20,10 @@ const (
 )
 
 // ShownSince is the first release of Talos that detects a format, with go-blockdevice 2.0.30 and 2.0.32
-// (blkid/internal/chain). Older releases show nothing on such a disk, or show the content of a RAID, whose superblock
-// may be at the end.
+// (blkid/internal/chain). Older ones show nothing there, or the content of a RAID, whose superblock may be at the end.
 var ShownSince = map[string]Version{formatBtrfs: {1, 13, 5, ""}, formatMD: {1, 14, 0, ""}}
 
-// Shows says whether the machine's Talos detects the format. Content that Talos does not detect can't be found
-// missing; its drive was compared in Proxmox.
+// Shows: the machine's Talos detects the format. What it does not detect can't be missed; Proxmox' drive was compared.
 func (m RunningSystem) Shows(format string) bool {
 	since, late := ShownSince[format]
 	if !late {
@@ -70,8 +68,7 @@ func NameThem(vm VM, drives []Disk) string {
 	return fmt.Sprintf("%s, then shut VM %d down and start it (a reboot from inside is not enough), so that Talos shows the name", NameLines(vm, drives), vm.ID)
 }
 
-// NameLines returns the commands that name these drives. Of several drives that can't be told apart, the last one
-// needs no name once the others have one.
+// NameLines returns the commands that name these drives. The last of several needs none once the others have one.
 func NameLines(vm VM, drives []Disk) string {
 	lines := Each(drives[:max(1, len(drives)-1)], func(d Disk) string { return d.NameLine(vm, true) })
 	return strings.Join(lines, " && ")
@@ -104,8 +101,7 @@ func (v Volume) String() string {
 	return fmt.Sprintf("%s with partition UUID %s, filesystem UUID %s", cmp.Or(v.Label, v.FilesystemLabel, "none"), words.OrNone(v.PartitionUUID), words.OrNone(v.FilesystemUUID))
 }
 
-// TalosLabels are the partition labels that Talos treats as its own on any disk (machinery,
-// constants; ETCD and the three after it since 1.14).
+// TalosLabels are the labels of Talos' own partitions (machinery, constants; ETCD and the three after since 1.14).
 var TalosLabels = []string{"EFI", "BIOS", "BOOT", "META", "STATE", "EPHEMERAL", "IMAGECACHE", "ETCD", "CRI", "KUBELET", "LOG"}
 
 // SystemOnly are the labels of partitions that Talos creates on the system disk only.
@@ -268,24 +264,21 @@ const (
 
 func (s VolumeStatus) Ready() bool { return s.Phase == "ready" }
 
-// Exists says whether the volume is there with its data, even if Talos can't use it now, for example because no key
-// opens it.
+// Exists: the volume is there with its data, even if Talos can't use it now, as no key opens it.
 func (s VolumeStatus) Exists() bool { return s.Ready() || s.Location != "" }
 
 func (m Machine) VolumeStatus(id string) (VolumeStatus, bool) {
 	return Find(m.VolumeStatuses, func(s VolumeStatus) bool { return s.ID == id })
 }
 
-// HasVolume says whether the volume with that ID has been made: Talos has it somewhere, or would find it by the label
-// of its partition.
+// HasVolume: the volume was made. Talos has it somewhere, or would find it by its partition's label.
 func (m Machine) HasVolume(id string) bool {
 	s, there := m.VolumeStatus(id)
 	return there && s.Location != "" || len(m.DisksWith(id)) > 0
 }
 
-// EtcdVolume says what holds etcd's data: its own partition, or a directory on EPHEMERAL. Only the machine's
-// configuration decides that, not the label of a partition (see TalosLabels). If a machine shows no volumes of its
-// configuration, a partition with the label ETCD counts.
+// EtcdVolume says what holds etcd's data: its own partition, or a directory on EPHEMERAL. Only the configuration
+// decides that, not a label (see TalosLabels), unless a machine shows no volumes of it.
 func (m Machine) EtcdVolume() VolumeType {
 	s, there := m.VolumeStatus("ETCD")
 	if there && s.Type == PartitionVolume || len(m.VolumeStatuses) == 0 && len(m.DisksWith("ETCD")) > 0 {
@@ -305,8 +298,7 @@ func (m Machine) NamesOf(s VolumeStatus) []string {
 	return names
 }
 
-// LossNames returns the names by which acceptLoss can name a volume: its ID, the label of its partition, and without
-// a label, its device.
+// LossNames are the names for acceptLoss: a volume's ID, its partition's label, and without a label, its device.
 func (v Volume) LossNames() []string {
 	names := slices.DeleteFunc([]string{v.ID, v.Label}, func(name string) bool { return name == "" })
 	if v.Label == "" {
@@ -315,9 +307,8 @@ func (v Volume) LossNames() []string {
 	return slices.Compact(names)
 }
 
-// Stuck says in words that Talos can't make or find the volume, and why; "": it can, or has not tried. Talos says
-// "missing" of an existing volume that it does not find (block/internal/volumes/locate.go, provisionNewVolume), since
-// it makes no existing volume.
+// Stuck says in words that Talos can't make or find the volume, and why; "": it can, or has not tried. Of an existing
+// volume, which it does not make, Talos says "missing" (block/internal/volumes/locate.go).
 func (s VolumeStatus) Stuck() string {
 	if s.Phase != "failed" && s.Phase != "waiting" && !(s.Phase == "missing" && strings.HasPrefix(s.ID, ExistingVolume)) {
 		return ""
@@ -329,8 +320,7 @@ func (m Machine) Stuck() []VolumeStatus {
 	return slices.DeleteFunc(slices.Clone(m.VolumeStatuses), func(s VolumeStatus) bool { return s.Stuck() == "" })
 }
 
-// StuckVolumes says in words which volumes of the machine are stuck. It leaves out volumes that were stuck in the
-// same way before.
+// StuckVolumes says in words which volumes are stuck, without those that were stuck in the same way before.
 func (m Machine) StuckVolumes(before []VolumeStatus) (out []string) {
 	for _, s := range m.VolumeStatuses {
 		why := s.Stuck()
@@ -345,8 +335,7 @@ func (m Machine) StuckVolumes(before []VolumeStatus) (out []string) {
 // the pod, and belongs to no VM. A PersistentVolume proves it; the volume's name does not.
 func (d Disk) CSI() bool { return d.Pod }
 
-// csiVolume matches the names that sergelogvinov/proxmox-csi-plugin gives its volumes,
-// vm-9999-pvc-UUID (pkg/csi/controller.go, CreateVolume). They are unique.
+// csiVolume matches the unique names of sergelogvinov/proxmox-csi-plugin, vm-9999-pvc-UUID (pkg/csi/controller.go).
 var csiVolume = regexp.MustCompile(`(?:^|/)vm-\d+-pvc-[^/]+$`)
 
 // LikeCSI says whether the name of the disk has the form of that driver's names.
@@ -355,10 +344,9 @@ func (d Disk) LikeCSI() bool {
 	return csiVolume.MatchString(strings.TrimSuffix(name, path.Ext(name)))
 }
 
-// PodVolumes returns the volumes in the VM's drives that one of these handles means: REGION/ZONE/STORAGE/VOLUME,
-// where ZONE is the host that has the volume, "" on a shared storage (pkg/utils/volume/volume.go there). Older
-// releases wrote the host where the volume was made, even if the VM is now on another host. So ZONE does not count
-// for names that the driver gives.
+// PodVolumes returns the volumes in the VM's drives that one of these handles means: REGION/ZONE/STORAGE/VOLUME, where
+// ZONE is the host that has the volume, "" on a shared storage (pkg/utils/volume/volume.go there). Older releases wrote
+// the host where it was made: ZONE does not count for the driver's names.
 func (vm VM) PodVolumes(handles []string) []string {
 	if len(handles) == 0 {
 		return nil
@@ -412,8 +400,7 @@ func (vm VM) DropCSI() {
 	})
 }
 
-// SameButPods says whether a VM is unchanged except for disks of pods: a node gets such disks when another node is
-// drained.
+// SameButPods: the VM is unchanged but for disks of pods, which it gets when another node is drained.
 func (vm VM) SameButPods(ctx context.Context, now VM, handles func(context.Context) ([]string, error)) (bool, error) {
 	now.Pods = vm.Pods
 	if err := now.KnowPods(ctx, handles); err != nil {

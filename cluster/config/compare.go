@@ -36,9 +36,8 @@ const (
 	Reordered Kind = "reordered"
 )
 
-// OfKubernetesVersion says whether only the version of an image of Kubernetes differs. That is also so if only one of
-// the two configurations names the image, and in the repository that Talos takes by default. recast upgrade-k8s
-// upgrades Kubernetes.
+// OfKubernetesVersion says whether only the version of an image of Kubernetes differs. One of the two may name none:
+// then it is Talos' default. recast upgrade-k8s upgrades Kubernetes.
 func (c Change) OfKubernetesVersion() bool {
 	usual, is := kubernetesImages[c.Document+" "+c.Path]
 	if !is {
@@ -256,8 +255,7 @@ func keysOf(a, b *value) (keysA, keysB []string, entries bool) {
 	return nil, nil, false
 }
 
-// entryKeys returns the value of a key in each entry; for "" the entries themselves. The values must be scalars
-// without duplicates.
+// entryKeys returns the value of a key in each entry; "": the entries. They must be scalars without duplicates.
 func entryKeys(v *value, key string) ([]string, bool) {
 	keys, seen := []string{}, map[string]bool{}
 	for _, entry := range v.items {
@@ -293,14 +291,12 @@ func (d Documents) Hostname() string {
 	return cmp.Or(d.said([]string{"machine", "network", "hostname"}, "HostnameConfig", []string{"hostname"})...)
 }
 
-// KubeSpan says whether the configuration makes its machine take part in KubeSpan (machine.network.kubespan, or the
-// document KubeSpanConfig of Talos 1.13 and later).
+// KubeSpan: the machine takes part in KubeSpan (machine.network.kubespan, or KubeSpanConfig since Talos 1.13).
 func (d Documents) KubeSpan() bool {
 	return slices.Contains(d.said([]string{"machine", "network", "kubespan", "enabled"}, "KubeSpanConfig", []string{"enabled"}), "true")
 }
 
-// said returns the values of a setting, from path main in the main document and from path in documents of a kind; "":
-// from no other documents.
+// said returns a setting's values, at main in the main document and at path in documents of a kind; "": in no other.
 func (d Documents) said(main []string, kind string, path []string) (values []string) {
 	for _, doc := range d.list {
 		at := main
@@ -357,8 +353,7 @@ func newScreen(of ...Documents) screen {
 	return s
 }
 
-// collect finds the secrets of a value. In fields that another program reads, a text that is short enough to be a
-// word of the configuration is not a secret.
+// collect finds a value's secrets. In foreign fields, what may be a word of the configuration is none.
 func (s *screen) collect(v *value, path []string, foreign *[]string) {
 	for key, child := range v.fields {
 		s.collect(child, append(slices.Clip(path), key), foreign)
@@ -461,8 +456,7 @@ func (s screen) path(path []part) string {
 	return out.String()
 }
 
-// Redacted returns a configuration for people to read: its documents in their order, without
-// secrets, and without comments, which may quote one.
+// Redacted returns a configuration for people: without secrets, and without comments, which may quote one.
 func Redacted(b []byte) ([]byte, error) {
 	docs, err := Parse(b)
 	if err != nil || len(docs.list) == 0 {
@@ -498,8 +492,7 @@ func Redacted(b []byte) ([]byte, error) {
 	return out.Bytes(), nil
 }
 
-// redact replaces the secrets below a node. An alias shows what its anchor shows: a value that is
-// secret at either place is known as a secret.
+// redact replaces secrets below a node. An alias shows what its anchor shows: what is secret at one place is known.
 func (s screen) redact(n *yaml.Node, path []string) {
 	n.HeadComment, n.LineComment, n.FootComment = "", "", ""
 	switch n.Kind {

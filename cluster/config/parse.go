@@ -197,8 +197,7 @@ func (p *parser) mapping(n *yaml.Node) (*value, error) {
 	return v, nil
 }
 
-// merge adds to v the fields of the value of "<<" that v lacks. The value is a mapping, or a list of mappings, where
-// earlier mappings take precedence.
+// merge adds the fields that v lacks from "<<", a mapping or a list of mappings, the earlier first.
 func (v *value) merge(from *value) {
 	for key, child := range from.fields {
 		if _, own := v.fields[key]; !own {
@@ -237,8 +236,7 @@ func quoted(text string) string {
 	return text
 }
 
-// Hash is the SHA-256 of the documents' content: two configurations have the same hash exactly if
-// Compare finds no difference.
+// Hash is the SHA-256 of the content: equal exactly if Compare finds no difference.
 func (d Documents) Hash() string {
 	h := sha256.New()
 	for _, doc := range d.list {
@@ -274,8 +272,7 @@ func (v *value) write(h hash.Hash) {
 	}
 }
 
-// Role returns the role that the configuration gives its node, as Kubernetes' users know it: "control-plane" or
-// "worker".
+// Role returns the node's role as Kubernetes' users know it: "control-plane" or "worker".
 func (d Documents) Role() string {
 	if t := d.machineType(); t == "controlplane" || t == typeInit {
 		return "control-plane"
@@ -310,8 +307,7 @@ func (d Documents) main(path ...string) *value {
 }
 
 // SameButForRecast says whether two configurations differ in nothing but what recast sets in each: installer, install
-// disk, hostname, and the versions of Kubernetes. Even if it returns false, they may have the same meaning: one of
-// them may be written in other documents.
+// disk, hostname, and the versions of Kubernetes. Others may mean the same in other documents.
 func SameButForRecast(a, b Documents) bool { return a.neutral().Hash() == b.neutral().Hash() }
 
 // setByRecast are the fields that recast sets, by the kind of document.
@@ -388,8 +384,7 @@ type Schematic struct {
 // LockArg is the kernel argument in which a schematic carries the hash of its extension digests.
 const LockArg = "recast.lock="
 
-// ParseSchematic reads a schematic in the form in which the Image Factory writes it into an image. Its errors
-// do not quote the text, which may hold secrets.
+// ParseSchematic reads the Image Factory's form of a schematic. Errors quote nothing: the text may hold secrets.
 func ParseSchematic(text string) (Schematic, error) {
 	s := Schematic{Meta: map[string]string{}, Rest: map[string]string{}}
 	var root map[string]any
@@ -490,8 +485,7 @@ func (c SchematicChange) String() string {
 	return fmt.Sprintf("%s: %s → %s", c.What, c.Old, c.New)
 }
 
-// CompareSchematics lists how wanted differs from found. Of the extensions it compares only the order: a node itself
-// lists which extensions it has.
+// CompareSchematics compares, of the extensions only the order: a node itself lists which it has.
 func CompareSchematics(found, wanted Schematic) []SchematicChange {
 	out := compareArgs(found.KernelArgs, wanted.KernelArgs)
 	out = append(out, compareMeta(found.Meta, wanted.Meta)...)
@@ -510,8 +504,7 @@ func CompareSchematics(found, wanted Schematic) []SchematicChange {
 	return out
 }
 
-// compareArgs compares kernel arguments as lists: an argument may be there more than once, and of two arguments with
-// the same name the later one counts.
+// compareArgs compares kernel arguments as lists: one may be there twice, and of one name the later counts.
 func compareArgs(was, is []string) []SchematicChange {
 	gone, fresh := without(was, is), without(is, was)
 	var out []SchematicChange
@@ -558,8 +551,7 @@ func compareMeta(was, is map[string]string) []SchematicChange {
 	return out
 }
 
-// metaShown returns a META value as it may be shown. It hides a value that is not a short line: the value may be a
-// configuration with keys in it.
+// metaShown returns a META value as it may be shown: only a short line, as others may be configurations with keys.
 func metaShown(value string, there bool) string {
 	switch {
 	case !there:

@@ -35,8 +35,7 @@ type Snapshot struct {
 	Peers map[string][]string `json:"-"` // URLs at which the others reached each
 }
 
-// SaveSnapshot streams a snapshot of etcd into a file. The file gets its name only when it is
-// complete, verified and on disk.
+// SaveSnapshot streams a snapshot of etcd into a file, which gets its name only when verified and on disk.
 func SaveSnapshot(ctx context.Context, file string, stream func(io.Writer) error) (found Snapshot, err error) {
 	if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
 		return found, err
@@ -92,9 +91,8 @@ func syncDir(dir string) error {
 // smallestDatabase is one page, in the smallest page size that a machine has.
 const smallestDatabase = 4096
 
-// ReadSnapshot checks a file as etcd itself does before a restore. The file must be a database, followed by the
-// SHA-256 of the whole database unless it was copied from a member's data directory (etcdutl/snapshot, hasChecksum
-// and copyAndVerifyDB).
+// ReadSnapshot checks a file as etcd itself does before a restore. It must be a database, followed by its SHA-256
+// unless it was copied from a member's directory (etcdutl/snapshot, hasChecksum and copyAndVerifyDB).
 func ReadSnapshot(ctx context.Context, file string, copied bool) (found Snapshot, err error) {
 	f, err := os.Open(file)
 	if err != nil {
@@ -142,8 +140,7 @@ func ReadSnapshot(ctx context.Context, file string, copied bool) (found Snapshot
 }
 
 // BackUp saves a snapshot of the most up-to-date of the members at these addresses: the leader, else another voting
-// member that follows a leader. Problems of other members are warnings. BackUp refuses if members do not agree on the
-// data, because then no snapshot can be trusted.
+// member that follows a leader. Problems of other members are warnings. It refuses if members do not agree on the data.
 func BackUp(ctx context.Context, etcd cluster.EtcdReader, ask []netip.Addr, file string, say func(string)) (Backup, error) {
 	v, at, problems := atEndpoints(ctx, etcd, ask)
 	if err := ctx.Err(); err != nil {
@@ -252,8 +249,7 @@ func (c *counted) Write(b []byte) (int, error) {
 const saidEvery = 64 << 20
 
 // WipeByReset is the command with which a machine deletes its etcd data, and everything else in that volume. Without
-// the flags Talos first drains the node, which needs Kubernetes, and leaves etcd, which does not run; then it
-// switches the machine off.
+// the flags Talos first drains the node and leaves etcd, which does not run, and then switches it off.
 const WipeByReset = "talosctl reset --system-labels-to-wipe EPHEMERAL --reboot --graceful=false (ETCD where the machine has that volume)"
 
 // FindTarget looks for a node at the talosconfig's endpoints: Kubernetes, which would know its
@@ -322,8 +318,7 @@ func (r *Restore) awaitHealthy(ctx context.Context) error {
 	return err
 }
 
-// healthy is the goal of awaitHealthy. Until awaitHealthy has seen the node healthy, healthy returns no error: the
-// wait itself says what is missing.
+// healthy is the goal of awaitHealthy, and has no error until that has seen it: the wait itself says what is missing.
 func (r *Restore) healthy(ctx context.Context) (string, error) {
 	what, err := r.lacks(ctx)
 	switch {
@@ -371,9 +366,8 @@ func notSingle(node string, others ...string) error {
 		"as long as one of them has etcd's data, let %s join it; where none has: %s", node, disasterRecovery)
 }
 
-// requireSingle refuses if the cluster has, or may have, other control planes: they would continue with their own
-// etcd. Talos' discovery forgets a machine that is off within half an hour, and knows no machine if discovery is
-// switched off.
+// requireSingle refuses if the cluster has, or may have, other control planes: they would continue with their own etcd.
+// Talos' discovery forgets a machine that is off within half an hour, and may be off itself.
 func requireSingle(ctx context.Context, talos cluster.MemberReader, node string, nodes []string) error {
 	members, err := talos.Members(ctx)
 	if err != nil {

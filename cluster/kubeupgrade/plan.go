@@ -140,8 +140,7 @@ type refusal struct {
 	text string
 }
 
-// refuse adds a reason about a node or another object; of "" is the whole cluster. A reason that several nodes share
-// is listed once.
+// refuse adds a reason about a node or object; of "": the cluster. A reason that several share is listed once.
 func (p *kubernetesPlanner) refuse(of, format string, args ...any) {
 	text := fmt.Sprintf(format, args...)
 	i := slices.IndexFunc(p.against, func(r refusal) bool { return r.text == text })
@@ -167,8 +166,7 @@ func (r refusal) String() string {
 	return strings.Join(r.of, ", ") + ": " + r.text
 }
 
-// lowest returns the lowest version of the static pods, and a node that runs it. Without static pods it returns
-// wanted.
+// lowest returns the lowest version of the static pods, and a node with it; without any, wanted.
 func (s Seen) lowest(wanted cluster.Version) (v cluster.Version, on string) {
 	v = wanted
 	for _, n := range sortedNodes(s.Nodes) {
@@ -322,8 +320,7 @@ func (p *kubernetesPlanner) members(seen Seen) {
 	}
 }
 
-// holds says whether a node's machine runs that member: by what its etcd says, or else by the
-// member's name or address.
+// holds: a node's machine runs that member, by what its etcd says, or by the member's name or address.
 func (s Seen) holds(node string, m cluster.EtcdMember) bool {
 	n, _ := cluster.Find(s.Nodes, func(n NodeSeen) bool { return n.Node.Name == node })
 	if n.Member != 0 {
@@ -333,8 +330,7 @@ func (s Seen) holds(node string, m cluster.EtcdMember) bool {
 	return m.Name == node || err == nil && slices.Contains(append([]netip.Addr{n.Addr}, n.Node.Addresses...), addr)
 }
 
-// readEtcd asks the control planes for the members of etcd until one answers, and asks each of
-// them for its own member.
+// readEtcd asks control planes for the members of etcd until one answers, and each for its own.
 func (s *Seen) readEtcd(ctx context.Context, talos cluster.EtcdReader) {
 	var errs []error
 	for i := range s.Nodes {
@@ -391,8 +387,7 @@ func (p Plan) Foresee(ctx context.Context, talos cluster.MachineReader, m cluste
 	return refused, nil
 }
 
-// RequireSame refuses a plan that differs from the one that was shown. A change that someone
-// has already made is no difference.
+// RequireSame refuses a plan other than the one shown, but for changes that someone has already made.
 func (p Plan) RequireSame(shown Plan) error {
 	var other []string
 	for _, n := range p.Nodes {
@@ -477,8 +472,7 @@ func (p *kubernetesPlanner) repository(c cluster.Component) (repository, why str
 		}
 		r, err := cluster.ParseImage(image)
 		switch {
-		// talosctl sets the image REPOSITORY:vVERSION, and keeps a suffix only for kubelets
-		// (pkg/cluster/kubernetes/kubelet.go).
+		// talosctl sets REPOSITORY:vVERSION, and keeps a suffix only for kubelets (pkg/cluster/kubernetes/kubelet.go).
 		case err != nil || r.Prefix != "v" || r.Digest != "" || r.Suffix != "" && c != cluster.Kubelet:
 			return "", fmt.Sprintf("%s would give %s of %s another image than %s", "talosctl upgrade-k8s", c, n.Node, image)
 		case repository != "" && repository != r.Repository:
@@ -618,8 +612,7 @@ func removed(ctx context.Context, talos cluster.KubernetesReader, kube cluster.C
 	return out, nil
 }
 
-// lowest returns the lowest version that the node runs: of its static pods, and of its kubelet, which may be some
-// minor versions older.
+// lowest is the lowest version of the node's static pods and its kubelet, which may be some minor versions older.
 func (n NodeSeen) lowest(wanted cluster.Version) cluster.Version {
 	v, _ := Seen{Nodes: []NodeSeen{n}}.lowest(wanted)
 	if kubelet, err := cluster.ParseVersion(n.Node.KubeletVersion); err == nil && kubelet.Before(v) {
@@ -720,8 +713,7 @@ func (p Plan) downNodes(nodes []cluster.KubeNode, except spotOf) (down []string)
 	return down
 }
 
-// requireEtcd refuses unless etcd is healthy and each of its members is a machine whose API server is in the plan:
-// another machine's API server would not be watched.
+// requireEtcd refuses unless etcd is healthy, and all members' API servers are in the plan, so that they are watched.
 func (u *Upgrade) requireEtcd(ctx context.Context) error {
 	ask := cluster.Each(u.Plan.with(cluster.APIServer), func(n Node) cluster.Endpoint {
 		return cluster.Endpoint{Node: n.Node, Addr: n.Addr}

@@ -98,8 +98,7 @@ func (u *Upgrade) pullStep() step.Step {
 	return step.Step{ID: "pull", Title: "fetch the images beforehand", Limit: pullLimit, Steps: func(context.Context) ([]step.Step, error) { return steps, nil }}
 }
 
-// toPull lists the images that a node does not run yet. It includes the image of the DaemonSet kube-proxy, whose pods
-// run on every node.
+// toPull lists images that a node does not run yet, with kube-proxy's, whose pods run on every node.
 func (p Plan) toPull(n Node) []ImageChange {
 	images := slices.DeleteFunc(slices.Clone(n.Changes), func(c ImageChange) bool { return c.Component == cluster.KubeProxy })
 	if p.Proxy != nil {
@@ -132,8 +131,7 @@ type kubernetesStep struct {
 	path string
 }
 
-// done is the goal: the component runs the wanted version, is healthy, and this process has seen it settle. A failed
-// read does not undo that.
+// done: the component runs the version, is healthy, and this process saw it settle. A failed read changes nothing.
 func (k *kubernetesStep) done(ctx context.Context) (string, error) {
 	if !k.hasSettled(k.n.Node, k.c) {
 		return "", nil // not yet: settling says why
@@ -152,8 +150,7 @@ func (k *kubernetesStep) do(ctx context.Context) error {
 	return cluster.Unanswered(lost, k.settle(ctx, k.path, []spotOf{{k.n.Node, k.c}}))
 }
 
-// set puts the wanted image into the machine's configuration, unless it is there already. lost is the error of a
-// change that got no answer.
+// set puts the image into the machine's configuration if it is not there. lost: the change got no answer.
 func (k *kubernetesStep) set(ctx context.Context) (lost, err error) {
 	if _, to, err := k.target(ctx); err != nil || to == "" {
 		return nil, err
@@ -461,8 +458,7 @@ func hopeless(err error) bool {
 	return other || unproven || fault.KindOf(err) == fault.Claimed
 }
 
-// check refuses to begin unless everything is healthy. It first waits for the components that an earlier run changed,
-// which may still be starting.
+// check refuses to begin unless all is healthy, after waiting for what an earlier run changed.
 func (u *Upgrade) check(ctx context.Context) error {
 	foreseen, err := u.Plan.Foresee(ctx, u.Talos, u.Maintenance, u.Kube)
 	if err != nil {
@@ -501,8 +497,7 @@ func (u *Upgrade) changed(ctx context.Context) (out []spotOf, err error) {
 	return out, nil
 }
 
-// lacks notes the components that should run the wanted version and do not, as far as Kubernetes and Talos show: an
-// earlier run may have left them so.
+// lacks notes what should run the wanted version and does not, as an earlier run may have left it.
 func (p *kubernetesPlanner) lacks(seen Seen) {
 	for i := range p.Nodes {
 		n := &p.Nodes[i]

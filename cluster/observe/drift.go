@@ -218,8 +218,7 @@ func (d Drift) ConfigReason() string {
 	return r.Text
 }
 
-// diffConfig compares a node's machine configuration. The reason names the first fields that
-// differ; the plan and recast config diff show all of them.
+// diffConfig compares configurations. The reason names the first fields; the plan and recast config diff show all.
 func diffConfig(f cluster.FoundFile) (reasons []cluster.Reason, unread []string) {
 	switch {
 	case f.Err != nil:
@@ -313,8 +312,7 @@ func diffVM(w cluster.Wanted, f Found) (out []cluster.Reason, notes []string) {
 	return out, notes
 }
 
-// BootsBefore returns the device that a VM boots before its system disk, "" if there is none, and the command that
-// changes that.
+// BootsBefore returns the device that a VM boots before its system disk, or "", and the command that changes that.
 func BootsBefore(vm cluster.VM, system string) (first, command string) {
 	devices := cluster.BootDevices(vm.Config["boot"])
 	if len(devices) == 0 || devices[0] == system {
@@ -437,8 +435,7 @@ func mebibytes(memory string) int64 {
 	return n << 20
 }
 
-// moreMemory returns how many more bytes a VM takes from a host. A migrated VM takes all of its memory from the new
-// host.
+// moreMemory returns how many more bytes a VM takes from a host: a migrated one takes all its memory from the new host.
 func moreMemory(d shape.Difference, f Found, wanted cluster.Shape) (more int64, host string) {
 	moves := cmp.Or(f.Shape.Moves(shape.Live), f.Shape.Moves(shape.Off))
 	switch {
@@ -456,8 +453,7 @@ func moreMemory(d shape.Difference, f Found, wanted cluster.Shape) (more int64, 
 
 // ClaimReader reads what running machines say about their images.
 type ClaimReader interface {
-	// Claims reads what the machine at addr says about the image that it runs. It
-	// refuses unless that machine has the UUID.
+	// Claims reads what the machine at addr says about its image. It refuses another UUID.
 	Claims(ctx context.Context, addr netip.Addr, uuid string) (Claims, error)
 }
 
@@ -598,8 +594,7 @@ func Trace(t Trail) Provenance {
 	return p
 }
 
-// Claimant returns the build whose files the machine claims to have: that of the lock that its schematic names; nil
-// if no available lock has that build.
+// Claimant returns the build whose files the machine claims to have, by the lock of its schematic; nil: none has it.
 func (t Trail) Claimant() *KnownBuild { return t.judge().known }
 
 // The entries of a machine's list of extensions that are not extensions: the schematic, from
@@ -656,8 +651,7 @@ func (t Trail) judge() judged {
 	return j
 }
 
-// find finds the build with a schematic. Several locks can have it, each for another Talos
-// version: it prefers the version that runs, then the present lock.
+// find finds the build with a schematic: of several locks, that with the running Talos, then the present lock.
 func (j judged) find(schematicID string) (known, kin *KnownBuild) {
 	builds := slices.Clone(j.Known)
 	slices.SortStableFunc(builds, func(a, b KnownBuild) int {

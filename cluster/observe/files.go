@@ -249,8 +249,7 @@ func (c *fileComparison) expected(f cluster.MachineFile) bool {
 	return c.target.EmbedsConfig && f.Path == local+"/etc/talos/config.yaml" // constants.EmbeddedConfigDirectory
 }
 
-// plan finds the owners of each file. If several extensions have the same file, one hides the
-// others, so any of them may match.
+// plan finds the owners of each file. Of several extensions with one file, any may match: one hides the others.
 func (c *fileComparison) plan() {
 	for i, content := range c.target.Content {
 		hidden := map[string]int{}
@@ -290,8 +289,7 @@ func kindOf(mode fs.FileMode, link string) string {
 	return "neither a file nor a link"
 }
 
-// local is where extensions install nearly all their files. It is read-only while a node runs,
-// except for services, and Talos itself has only one link there.
+// local has nearly all files of extensions. It is read-only but for services; Talos itself has one link there.
 const local = "/usr/local"
 
 // services is where the services of extensions run. Each has a writable overlay over its files. containerd makes mount
@@ -369,8 +367,7 @@ func (f *Found) FileHardlyCompared() []string {
 	return nil
 }
 
-// ObserveFiles reads the files of all nodes, and compares each with what its node runs. An unusable file is an
-// error of its node only.
+// ObserveFiles compares all nodes' files with what they run. An unusable file is an error of its node only.
 func ObserveFiles(ctx context.Context, src Sources, wanted []cluster.Wanted, found []Found) {
 	if src.Maintenance == nil {
 		return
@@ -462,8 +459,7 @@ func tryFound(found []Found, atOnce int, do func(i int, f *Found) error) error {
 }
 
 // CompareConfigs says how a file differs from the configurations that its node has, stored for its next boot and
-// active. Before the comparison, recast sets in all of them what it sets itself. The node runs one version of
-// Talos; another version may read the file.
+// active. What recast sets itself is set in all of them. Another Talos than the node runs may read the file.
 func CompareConfigs(m cluster.Maintenance, has cluster.Configs, file cluster.Secret, runsTalos, readsTalos string) (cluster.FoundFile, error) {
 	patch := cluster.NeutralPatch
 	patch.Talos = readsTalos
@@ -584,16 +580,14 @@ func compareFile(m cluster.Maintenance, machine *cluster.Machine, text cluster.S
 	return CompareConfigs(m, has, text, machine.TalosVersion, talos)
 }
 
-// ConfigVolumes are the volumes that a machine's configurations define. They are read only if the machine may get
-// other volumes than it has.
+// ConfigVolumes are those that a machine's configurations define, read only if the machine may get other ones.
 type ConfigVolumes struct {
 	Runs  []cluster.ConfigVolume // by the configuration that the machine runs
 	Keeps []cluster.ConfigVolume // by the configuration for its next boot, as the wanted Talos reads it
 	Err   error
 }
 
-// readConfigVolumes skips a machine that will run what it runs now: its file and its stored configuration say the
-// same, and no older Talos is to read them.
+// readConfigVolumes skips a machine that runs on as now: file and stored configuration agree, for no older Talos.
 func readConfigVolumes(m cluster.Maintenance, w cluster.Wanted, f *Found) (v ConfigVolumes) {
 	if f.Away || f.Machine == nil || f.Machine.ConfigHidden || f.Machine.Configs.Stored == nil {
 		return v
@@ -615,9 +609,8 @@ func olderMinor(runs, wanted string) bool {
 	return errIs == nil && errNext == nil && (next.Major < is.Major || next.Major == is.Major && next.Minor < is.Minor)
 }
 
-// Selectors returns the selectors in the node's file that choose where Talos makes a volume, or looks for one at
-// each boot. Talos finds an existing partition by its label. While the VM is to get disks, it is unknown which
-// selectors match nothing.
+// Selectors returns the selectors in the node's file that choose where Talos makes a volume, or looks for one at each
+// boot. Existing partitions are found by label. While the VM is to get disks, what matches nothing is unknown.
 func (f *Found) Selectors(there func(id string) bool) []cluster.DiskSelector {
 	if f.File == nil {
 		return nil

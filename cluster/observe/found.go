@@ -19,8 +19,7 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// Found is what Proxmox, Talos and Kubernetes say about one node. What could not be read is nil,
-// with its reason in Errs.
+// Found is what Proxmox, Talos and Kubernetes say about one node. What could not be read is nil: see Errs.
 type Found struct {
 	Name    string
 	VM      *cluster.VM           // nil only while an unfinished replacement has deleted the VM
@@ -33,16 +32,14 @@ type Found struct {
 	Local   []cluster.LocalData
 	Served  []cluster.LocalData // volumes of servers that may let in machines by their names
 	handles []string            // of all volumes of Proxmox' CSI driver
-	// ConfigKnown says that the machine configuration is available even if the node does not
-	// answer: in the user's files or in the journal of an unfinished run.
+	// ConfigKnown: even without the node, its configuration is in the user's files or an unfinished run's journal.
 	ConfigKnown   bool
 	ConfigDamaged error    // why the journal's configuration is not used; nil: the configuration is intact
 	Unsupported   []string // why Talos does not support the change from the running version to the wanted one
 	// ConfigRefused says why the wanted Talos would not read the machine configuration that the node runs; nil: it would.
 	ConfigRefused error
 	Errs          []error
-	// Elsewhere are the node's other parking VMs: left on Proxmox hosts where its VM was before, or a second one on
-	// the same host, see Parking.Twin.
+	// Elsewhere are its other parking VMs, on hosts where its VM was before, or on the same host: see Parking.Twin.
 	Elsewhere  []parking.Parking
 	Unrecorded []cluster.VM // VMs that were the node's parking VMs, and whose Notes someone has edited
 
@@ -72,8 +69,7 @@ func (f *Found) Host() string {
 	return ""
 }
 
-// Open says whether the node has an unfinished replacement. It has a pointer receiver because
-// Observe writes other fields of f concurrently.
+// Open: the node has an unfinished replacement. By pointer, as Observe writes other fields of f concurrently.
 func (f *Found) Open() bool { return f.Parking != nil && f.Parking.Record.Open }
 
 // Unfinished says whether an earlier run left something to finish on the node before anything else can be planned.
@@ -111,8 +107,7 @@ func (o Observation) Unread(w cluster.Wanted, f Found) error {
 	return err
 }
 
-// KeptElsewhere says where the node's last system disk is if that is another host than its VM's, and how to bring
-// disk and VM together.
+// KeptElsewhere says how to bring the node's last system disk and its VM together if they are on two hosts.
 func (f *Found) KeptElsewhere(kept parking.KeptDisk, on cluster.VM) string {
 	if on.Host == f.VM.Host {
 		return ""
@@ -125,8 +120,7 @@ func (f *Found) KeptElsewhere(kept parking.KeptDisk, on cluster.VM) string {
 		kept.Run, kept.Key, on, *f.VM, together, cluster.PreviousLock)
 }
 
-// LastKept returns the system disk that a node had before its present one, and the parking VM that has it, on any
-// host.
+// LastKept returns the node's previous system disk, and the parking VM that has it, on any host.
 func (f *Found) LastKept() (last parking.KeptDisk, on cluster.VM, found bool) {
 	for _, p := range f.Parkings() { // the parking VM on the VM's host first
 		for _, k := range slices.Backward(p.Record.Kept) {
@@ -247,8 +241,7 @@ func (f *Found) withoutConfig() string {
 
 const bySerial = "installs it on the disk that the file names, which is wiped: have it select that by its serial. Then run the same command again"
 
-// readBlank reads the machine of a node that should have been configured but is in maintenance mode; nil if it is
-// not, or if another machine answers.
+// readBlank reads the node's machine if it is in maintenance mode instead of configured; else nil.
 func readBlank(ctx context.Context, src Sources, f *Found) *cluster.BlankMachine {
 	if src.Maintenance == nil || f.VM == nil || !f.VM.Running || f.Open() {
 		return nil
@@ -307,8 +300,7 @@ func ObserveDrift(ctx context.Context, src Sources, wanted []cluster.Wanted) (Ob
 	return o, err
 }
 
-// ReadData reads, with one call, which data is on one of the nodes only, and the volumes that storage systems keep
-// on several.
+// ReadData reads with one call what data is on one node only, and what storage systems keep on several.
 func ReadData(ctx context.Context, kube cluster.VolumeReader, nodes []*Found) (systems []replica.System, err error) {
 	if len(nodes) == 0 {
 		return nil, nil
@@ -384,8 +376,7 @@ func observeTies(ctx context.Context, src Sources, o *Observation) error {
 	return g.Wait()
 }
 
-// kubernetesFit says why wanted and present versions of Talos and Kubernetes do not support each
-// other on one node; "" if they do.
+// kubernetesFit says why versions of Talos and Kubernetes do not go together on one node; "": they do.
 type kubernetesFit struct {
 	runs, wanted string // versions of Kubernetes
 	present      string // why the running Talos does not support the wanted Kubernetes
@@ -461,8 +452,7 @@ func (o Observation) TracesOfCluster(node string) (traces []string) {
 
 func asItIs(vm cluster.VM) string { return map[bool]string{true: ", which runs"}[vm.Running] }
 
-// whose says what to do about a VM that may be the node's. Nobody has looked at what its disks hold, so no hint
-// deletes it.
+// whose says what to do about a VM that may be the node's. Its disks are unknown: no hint deletes it.
 func (o Observation) whose(other string) string {
 	if o.First != "" {
 		return fmt.Sprintf("if that is its machine, the cluster is there and its Kubernetes does not answer: recast doctor says what does not, and %s; if it is not, %s", o.rebuilds(), other)
@@ -538,8 +528,7 @@ func (o Observation) Rebuilt(first string) bool {
 	})
 }
 
-// forgetGone leaves out what a restored Kubernetes, and Talos' discovery, still list of control planes whose VMs
-// are gone.
+// forgetGone leaves out what is still listed of control planes whose VMs are gone.
 func (o *Observation) forgetGone(wanted []cluster.Wanted, members []cluster.Member) []cluster.Member {
 	ours := func(name string) bool {
 		return slices.ContainsFunc(wanted, func(w cluster.Wanted) bool { return w.Name == name })

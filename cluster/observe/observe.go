@@ -24,8 +24,7 @@ import (
 	"github.com/recast-sh/recast/internal/knownissue"
 )
 
-// MatchNodes finds the one VM of a node by the SMBIOS UUID in its Node object or, while its replacement is
-// unfinished, in the replacement's record.
+// MatchNodes finds a node's VM by the SMBIOS UUID in its Node, or in an unfinished replacement's record.
 func MatchNodes(w cluster.Wanted, o *Observation, members []cluster.Member) (Found, error) {
 	f := Found{Name: w.Name, Unrecorded: parking.Unrecorded(o.VMs, w.Name, o.ParkingIDs)}
 	uuid := ""
@@ -144,8 +143,7 @@ func Observe(ctx context.Context, src Sources, wanted []cluster.Wanted) (Observa
 	return o, err
 }
 
-// complete reads the rest of every machine if one of the nodes is not settled: what a plan does to one node may depend
-// on the disks of others.
+// complete reads the rest of all machines if a node is not settled: others' disks may matter for it.
 func (src Sources) complete(ctx context.Context, wanted []cluster.Wanted, found []Found) (done bool, err error) {
 	if src.Past == nil {
 		return false, nil // all was read at once
@@ -212,18 +210,14 @@ func ReadMachine(ctx context.Context, src Sources, read machineRead, w cluster.W
 	f.ConfigRefused = src.configRefused(w, m)
 }
 
-// configRefused checks what a roll checks before it touches a node: whether the wanted Talos can read the running
-// configuration. The running version can.
+// configRefused checks before a roll whether the wanted Talos can read the running configuration.
 func (src Sources) configRefused(w cluster.Wanted, m cluster.Machine) error {
 	issue, _ := knownissue.Of(m.TalosVersion) // of a release that reads some configurations, and then fails with them
 	if src.Maintenance == nil || m.ConfigHidden || m.Configs.Stored == nil || m.TalosVersion == w.Build.TalosVersion && !issue.Scheduler {
 		return nil // a roll checks that again
 	}
 	_, err := src.Maintenance.PatchConfig(m.Configs.Stored, cluster.ConfigPatch{Installer: cluster.NeutralPatch.Installer, Talos: w.Build.TalosVersion})
-	if err != nil {
-		return fmt.Errorf("machine configuration of %s: %w", w.Name, err)
-	}
-	return nil
+	return fault.Prefix("machine configuration of "+w.Name, err)
 }
 
 // Shared finds VMs that two nodes claim to be: a machine that took another's hostname has two Nodes.
@@ -308,8 +302,7 @@ func observeSources(ctx context.Context, src Sources, wanted []cluster.Wanted) (
 	return o, members, fault.WithHint(err, "the Kubernetes API and one control plane's Talos API must answer, and so must etcd behind them: talosctl etcd status, and the consoles in Proxmox; where there is no cluster yet, recast bootstrap makes it; where etcd is lost for good, recast rebuild")
 }
 
-// namesThatAreOff adds which VMs with the name of a node are off, to the error of a cluster that does not answer
-// and so can't tell which VM is whose.
+// namesThatAreOff adds to a silent cluster's error which VMs with names of nodes are off: it can't tell whose they are.
 func namesThatAreOff(err error, wanted []cluster.Wanted, vms []cluster.VM) error {
 	for _, vm := range vms {
 		if !vm.Running && slices.ContainsFunc(wanted, func(w cluster.Wanted) bool { return w.Name == vm.Name && !w.Surge }) {
@@ -327,8 +320,7 @@ type Sources struct {
 	Maintenance cluster.Maintenance
 	Kube        cluster.KubeReader
 	Cluster     string // name of the cluster; records of other clusters are not ours
-	// First is the control plane with which the cluster is to begin: there is neither Kubernetes nor etcd, so
-	// neither is asked. "": there is a cluster.
+	// First is the control plane with which a cluster begins: nothing to ask is there yet. "": there is a cluster.
 	First string
 	// Rebuild is the SHA-256 of the snapshot with which a broken cluster begins again: see observeLost. "": no rebuild.
 	Rebuild string
@@ -438,8 +430,7 @@ func (o Observation) UnknownStorages(setting string, names []string) (out []stri
 	return out
 }
 
-// Namesakes returns the VMs that mean this VM's volume when they name it: if the storage is not shared, those on
-// the same host.
+// Namesakes returns the VMs that mean this VM's volume by its name: on the same host if the storage is not shared.
 func (o Observation) Namesakes(vm cluster.VM, storage string) []cluster.VM {
 	if !o.Local(storage) {
 		return o.VMs
@@ -482,8 +473,7 @@ func (o Observation) NewDisk(w cluster.Wanted, host string, system cluster.Disk)
 	return &NewDisk{Node: w.Name, Host: host, Storage: s, Bytes: int64(size)}
 }
 
-// Signed says whether every build from which a kept system may be is signed for Secure Boot. The system's lock hash
-// does not say.
+// Signed: all builds that a kept system may be from are signed for Secure Boot. Its lock hash does not say.
 func (o Observation) Signed(w cluster.Wanted, kept parking.KeptDisk) bool {
 	known := false
 	for _, b := range append(slices.Collect(maps.Values(o.PastBuilds)), w.Build) {
@@ -534,8 +524,7 @@ func roomsOf(ctx context.Context, px cluster.StorageReader, hosts []string) map[
 	return rooms
 }
 
-// lostTrack describes a node that was taken out of service and whose record is missing: a hint for
-// the case that its parking VM, or that VM's description, was deleted.
+// lostTrack hints at a deleted parking VM, or description: a node was taken out, and its record is missing.
 func (o Observation) lostTrack(f Found) string {
 	if f.Node == nil || f.Node.Mark == nil || f.Open() || f.Node.Mark.Strategy.KeepsVM() {
 		return ""
@@ -566,8 +555,7 @@ type Observation struct {
 	OwnPod   OwnPod                  // from Observe only
 	Storage  []replica.System        // from Observe only
 
-	// PastBuilds are builds of earlier locks, by ID: an unfinished replacement is finished with the
-	// build that it began with.
+	// PastBuilds are builds of earlier locks, by ID: what began with one is finished with it.
 	PastBuilds map[string]cluster.Build
 
 	Took []cluster.Took // how long earlier rolls of nodes took, newest first
@@ -679,8 +667,7 @@ func (u SpaceUse) lack(free string, takes, taken int64, before []string) string 
 		"free old ones with recast prune, take fewer nodes at once with --only, or move the disk to another storage", u.Storage, u.Host, free, cluster.Size(takes), also)
 }
 
-// SpaceUses groups new disks by the space that they share: on a shared storage across hosts, else
-// per host, with all storages of one pool together.
+// SpaceUses groups new disks by shared space: a shared storage, else per host, with all storages of a pool.
 func SpaceUses(disks []NewDisk, rooms map[string]cluster.Room) []SpaceUse {
 	var uses []SpaceUse
 	var keys []string
@@ -745,8 +732,7 @@ func newSpaceUse(d NewDisk, rooms map[string]cluster.Room) SpaceUse {
 	return u
 }
 
-// settled returns how much of what rolls free at their end is certainly free again while underWay of them are still
-// in progress: those are assumed to be the largest.
+// settled returns how much is certainly free again while underWay rolls go on: those that free most.
 func settled(freed []int64, underWay int) (total int64) {
 	sorted := slices.Sorted(slices.Values(freed))
 	for _, f := range sorted[:max(0, len(sorted)-max(0, underWay))] {
@@ -755,8 +741,7 @@ func settled(freed []int64, underWay int) (total int64) {
 	return total
 }
 
-// The metadata that a thin pool needs for a block of data, and the smallest block size (Linux,
-// Documentation/admin-guide/device-mapper/thin-provisioning.rst).
+// A thin pool's metadata for a block, and the smallest block (Linux, device-mapper/thin-provisioning.rst).
 const (
 	thinMetadata = 48
 	thinBlock    = 64 << 10

@@ -48,8 +48,7 @@ func PlanAway(n *NodePlan, away *cluster.HostsAway) {
 	n.Refused = []string{fmt.Sprintf("%s, and %s: bring %s back, or leave the node out with --exclude", where, away.Who(), away.Names())}
 }
 
-// AskLosses checks what is lost with the system disk, if the disk is about to leave the node: the plan shows what
-// acceptLoss names and refuses the rest.
+// AskLosses checks what leaves with the system disk: the plan shows what acceptLoss names and refuses the rest.
 func (n *NodePlan) AskLosses() {
 	c, leaves := strategy.Leaving(n.Strategy, n.Wanted, n.Found)
 	if !leaves {
@@ -120,8 +119,7 @@ func planReboot(n *NodePlan, o observe.Observation) bool {
 	return true
 }
 
-// planResume finishes what a run began, with the build that its record names; if that is
-// impossible, the old system disk is put back.
+// planResume finishes what a run began, with the recorded build; else the old system disk is put back.
 func planResume(n *NodePlan, o observe.Observation) {
 	rec := n.Found.Parking.Record
 	n.Resume, n.Run, n.Strategy, n.Restore, n.Prepared = true, rec.Run, rec.Strategy, rec.Restore, rec.Prepared
@@ -233,8 +231,7 @@ type DiskPlan struct {
 	NewSize string `json:"newSize,omitempty"`
 }
 
-// PlanEtcd applies the rules of etcd to a decision. With auto, a node whose system disk must not be replaced
-// because of etcd is upgraded in place.
+// PlanEtcd applies the rules of etcd to a decision. auto falls back to in-place where they forbid another system disk.
 func PlanEtcd(n *NodePlan, o observe.Observation, p Policy, d strategy.Decision, system cluster.Disk, systemErr error) strategy.Decision {
 	onSystem, err := strategy.EtcdOnSystemDisk(*n.Found.Machine)
 	if err != nil {
@@ -302,8 +299,7 @@ func (n *NodePlan) refusedConfig(file cluster.FoundFile) []string {
 	return append(out, n.oneWay(file)...)
 }
 
-// oneWay says what a file brings that would keep every roll from recreating the node from then on, or would leave
-// recast no way at all, unless the node already has it.
+// oneWay says what a file newly brings that would keep every later roll from recreating the node, or recast off it.
 func (n *NodePlan) oneWay(file cluster.FoundFile) []string {
 	c := strategy.Candidate{Wanted: n.Wanted, VM: n.Found.VMOrZero(), Found: n.Found}
 	if n.Found.Machine != nil {
@@ -336,8 +332,7 @@ func addedArgs(changes []config.Change) []string {
 	return out
 }
 
-// placed returns how a file encrypts volumes, without the locks to STATE of volumes that may go with the system
-// disk, as STATE does.
+// placed returns how a file encrypts volumes, without the locks to STATE of those that may go with STATE.
 func placed(m cluster.Machine, file cluster.FoundFile) []cluster.Encryption {
 	out := slices.Clone(file.Encryption)
 	for i, e := range out {
@@ -472,8 +467,7 @@ func (p worldOf) newNumbers() {
 	}
 }
 
-// planPrepared decides whether the node's new system disk is made from a disk image before the node is drained, as
-// images.boot asks.
+// planPrepared decides whether the new system disk is made from a disk image before the drain, as images.boot asks.
 func planPrepared(n *NodePlan, system cluster.Disk) {
 	if n.Wanted.Boot != cluster.BootFromDisk && n.Wanted.Boot != cluster.BootFromAuto {
 		return
@@ -490,12 +484,10 @@ func planPrepared(n *NodePlan, system cluster.Disk) {
 	}
 }
 
-// entryFree is the first Talos that uses the entry that was booted if the EFI variables name an entry that does not
-// exist (siderolabs/talos#12300, #12312).
+// entryFree is the first Talos that boots though the EFI variables name no present entry (talos#12300, #12312).
 const entryFree = "v1.11.6"
 
-// needsEntry says whether the boot loader's default entry has to exist. Pre-releases of v1.12.0 came before the
-// correction.
+// needsEntry: the boot loader's default entry has to exist. Pre-releases of v1.12.0 came before the correction.
 func needsEntry(talos string) bool {
 	v, err := cluster.ParseVersion(talos)
 	fixed, _ := cluster.ParseVersion(entryFree)
@@ -526,8 +518,7 @@ func againstPrepared(n NodePlan, system cluster.Disk) (against []string) {
 	return against
 }
 
-// frees returns what the node's roll gives back to a storage at its end. How much of a thin-provisioned disk was
-// ever written is unknown: none of it counts.
+// frees is what the node's roll gives back to a storage at its end. What a thin disk has is unknown: it counts as none.
 func (n NodePlan) frees(s cluster.Storage) (bytes int64) {
 	for _, f := range n.Frees {
 		d := cluster.Disk{Volid: f.Volid, Options: []string{"size=" + f.Size}}
@@ -580,9 +571,8 @@ func (n *NodePlan) tellOfVM(disks []cluster.Disk, system cluster.Disk) {
 	}
 }
 
-// numbers refuses the nodes whose parking VM can get no number, after each node before them in the plan has taken
-// one: a parking VM keeps its number as long as it holds disks. A number that is free now but taken later is
-// handled when the parking VM is created.
+// numbers refuses the nodes whose parking VM can get no number, after each node before them in the plan has taken one:
+// a parking VM keeps its number as long as it holds disks. One that is taken later shows when the VM is created.
 func (p worldOf) numbers() {
 	free := slices.DeleteFunc(slices.Clone(p.o.ParkingIDs), func(id cluster.VMID) bool {
 		return slices.ContainsFunc(p.o.VMs, func(vm cluster.VM) bool { return vm.ID == id })
@@ -601,8 +591,7 @@ func (p worldOf) numbers() {
 	}
 }
 
-// space refuses the nodes whose new system disk does not fit, with everything that the plan takes together: the old
-// disks stay parked.
+// space refuses nodes whose new system disk does not fit with all that the plan takes: old disks stay parked.
 func (p worldOf) space() {
 	var disks []observe.NewDisk
 	for _, n := range p.Nodes {
@@ -665,8 +654,7 @@ func planShape(n *NodePlan, o observe.Observation, p Policy) {
 	}
 }
 
-// planMove plans a node whose VM is migrated while it runs, before anything else, on its new host. The node's old
-// system disks stay parked on the old host.
+// planMove plans a node whose running VM is migrated first, on its new host. Its old system disks stay on the old one.
 func planMove(n *NodePlan) {
 	for _, d := range n.VM.At(shape.Off) { // disks can be handed over on one host only
 		if d.Why != "" && n.Strategy.Replaces() {

@@ -61,8 +61,7 @@ func (p Plan) estimate(batches []Batch) (whole time.Duration) {
 	}
 }
 
-// spread orders the control planes, and the workers, among themselves; the node that recast runs on is
-// the last of them.
+// spread orders the control planes, and the workers, among themselves; the node of recast's own pod goes last.
 func (p *Plan) spread() {
 	for _, phase := range []Phase{ControlPlanes, Workers} {
 		limit := 1
@@ -215,8 +214,7 @@ func ownPodLast(nodes []NodePlan) []NodePlan {
 	return append(slices.Delete(slices.Clone(nodes), i, i+1), own)
 }
 
-// holders returns the VMs that own disks of the node, sorted: the configured holder, and the owners of the disks
-// that the node's VM has, or had when it was taken down.
+// holders returns the VMs that own disks of the node: the configured one, and owners of disks that its VM has or had.
 func (n NodePlan) holders() []cluster.VMID {
 	ids := map[cluster.VMID]bool{}
 	if n.Wanted.Holder != 0 {
@@ -240,8 +238,7 @@ func (n NodePlan) holders() []cluster.VMID {
 	return slices.Sorted(maps.Keys(ids))
 }
 
-// slots returns what a node holds while it is out. Nodes that share a slot with room for one are never out at the
-// same time.
+// slots returns what a node holds while it is out. Nodes that share a slot for one are never out together.
 func (n NodePlan) slots() []string {
 	slots := []string{hostSlot(n.Host)}
 	if n.Role == cluster.ControlPlane {
@@ -313,14 +310,12 @@ func (p *Plan) batch(phase Phase) Batch {
 	return b
 }
 
-// initiatorSlot is held by nodes that get another name for servers of volumes: the next node goes once the volumes
-// of the last one are back.
+// initiatorSlot is of nodes that get another name for volume servers: the next goes once the last's volumes are back.
 const initiatorSlot = "initiator"
 
 func hostSlot(host string) string { return "host/" + host }
 
-// Batch is a part of a plan that ends before the next begins: its nodes in their order, each as soon as the limit
-// and its slots allow.
+// Batch is a part of a plan that ends before the next begins; its nodes go as soon as limit and slots allow.
 type Batch struct {
 	Phase  Phase    `json:"phase"`
 	Nodes  []string `json:"nodes"`
@@ -333,8 +328,7 @@ func (n *NodePlan) begun() bool {
 	return n.Strategy != "" && n.Found.Node != nil && n.Found.Node.Mark != nil
 }
 
-// Order gives every node its phase and sorts by it. Each phase keeps the order of the
-// configuration, except for what spread changes.
+// Order gives every node its phase and sorts by it, in the order of the configuration but for what spread changes.
 func (p *Plan) Order(policy Policy) {
 	for i := range p.Nodes {
 		n := &p.Nodes[i]
@@ -503,12 +497,10 @@ func CanaryTitle(p Plan) string {
 // ISO's menu, the pull and the installation, and a second boot.
 const preparedOutage = 3 * time.Minute
 
-// longOutage is shortly before storage systems begin to rebuild replicas: Longhorn does after 10 minutes
-// (replica-replenishment-wait-interval).
+// longOutage is shortly before Longhorn rebuilds replicas, after 10 minutes (replica-replenishment-wait-interval).
 const longOutage = 8 * time.Minute
 
-// Estimate expects the median of the node's latest rolls by the same strategy, or else that of other nodes of its
-// role, or else the assumed value.
+// Estimate expects the median of the node's latest rolls by this strategy, or of its role's, or the assumed value.
 func (n *NodePlan) Estimate(past []cluster.Took) {
 	n.OutageSeconds, n.WholeSeconds, n.OutageFrom = int(n.Strategy.Outage().Seconds()), 0, ""
 	if n.Prepared != "" {
@@ -840,9 +832,8 @@ type surgeNeed struct {
 	Out     int // of those, how many are taken out at a time; 0: none
 }
 
-// SurgePlan is what becomes of the surge nodes in a roll. Surge nodes are workers that recast.yaml marks with
-// surge: true, and that exist only during a roll: made before the first worker is drained, and removed after the
-// last one is back.
+// SurgePlan is what becomes of the surge nodes in a roll. Surge nodes are workers with surge: true that exist only
+// during a roll, from before the first worker is drained to after the last is back.
 type SurgePlan struct {
 	Nodes   []string `json:"nodes"`             // serve until the last worker is back, and are removed then
 	Make    []string `json:"make,omitempty"`    // of these, those made before the first worker is drained

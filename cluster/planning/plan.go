@@ -204,8 +204,7 @@ type Plan struct {
 	Heed          Heed               `json:"-"`
 }
 
-// ISOHosts lists for each schematic, by its name, the Proxmox nodes on which VMs boot from its
-// ISO, or would if the upgrade after this one failed, sorted.
+// ISOHosts lists by schematic the Proxmox nodes whose VMs boot its ISO, or would if the upgrade after this failed.
 func (p Plan) ISOHosts() map[string][]string {
 	hosts := map[string][]string{}
 	for _, n := range p.Work() {
@@ -244,8 +243,7 @@ func (p Plan) Refused() []string {
 	return out
 }
 
-// TakesAPIAway says whether the Kubernetes API is unavailable while a node is out: with fewer
-// than three control planes, etcd loses its quorum without one.
+// TakesAPIAway: the Kubernetes API is away while a node is out: of fewer than three, etcd needs each control plane.
 func (p Plan) TakesAPIAway() bool {
 	return len(p.ControlPlanes) < 3 && slices.ContainsFunc(p.Work(), func(n NodePlan) bool {
 		return n.Role == cluster.ControlPlane && !n.OnlyTidies() && !n.staysUp() && n.Strategy.From() != cluster.Nowhere
@@ -463,13 +461,11 @@ func (n NodePlan) issuesOf(version string, gets bool) []string {
 	return out
 }
 
-// PeerLasts is how long Talos' discovery lists a machine that was stopped (defaultDiscoveryTTL in
-// internal/app/machined/pkg/controllers/cluster/discovery_service.go).
+// PeerLasts is how long Talos' discovery lists a stopped machine (defaultDiscoveryTTL in discovery_service.go).
 const PeerLasts = 30 * time.Minute
 
-// OldPeer says why an outage may last longer if a node gets another system disk: its KubeSpan identity is on the
-// old disk. Of two peers with the same address the one with the lower node ID keeps it, and IDs are random
-// (internal/app/machined/pkg/controllers/kubespan/peer_spec.go).
+// OldPeer says why an outage may last longer if a node gets another system disk: its KubeSpan identity is on the old
+// disk. Of two peers with one address the lower node ID keeps it, and IDs are random (kubespan/peer_spec.go).
 var OldPeer = fmt.Sprintf("KubeSpan: until discovery forgets its old peer, up to %s after its stop, other nodes may send there what is for it (talos#4562)", PeerLasts)
 
 // heedKubeSpan marks the nodes that become other peers of KubeSpan, and expects the longer outage.
@@ -545,15 +541,13 @@ func (p Plan) Policy() Policy {
 // RunSuffix ends the IDs of the runs that execute this plan: Proxmox and the journal identify them by it.
 func (p Plan) RunSuffix() string { return "-" + p.ID[:8] }
 
-// Seal completes a plan before it is saved: lock and config are the hashes of what the plan was made from. Its ID
-// is the hash of everything in it.
+// Seal completes a plan with the hashes of what it was made from. Its ID is the hash of everything in it.
 func (p *Plan) Seal(lock, config string) {
 	p.Version, p.Lock, p.Config = Version, lock, config
 	p.ID = hashOf(*p)
 }
 
-// hashOf hashes the content as JSON, without the ID. The hash is short enough to compare by eye; it does not
-// protect against forgery.
+// hashOf hashes the content as JSON, without the ID: short enough to compare by eye, and no protection against forgery.
 func hashOf(p Plan) string {
 	p.ID = ""
 	b, err := json.Marshal(p)
@@ -602,8 +596,7 @@ func (p follower) madeFrom() (moved []string) {
 	return moved
 }
 
-// begun says whether a run of the saved plan has left a trace that another machine also sees: a VM that it has
-// created, or a node that it has cordoned.
+// begun: a run of the saved plan has left a trace that others see, a VM that it made or a node that it cordoned.
 func (p follower) begun() bool {
 	return slices.ContainsFunc(p.Nodes, func(n NodePlan) bool {
 		made := n.Found.VM != nil && strings.HasSuffix(n.Found.VM.MadeBy(), p.saved.RunSuffix())
@@ -696,8 +689,7 @@ func (p follower) asBefore(old, n NodePlan) NodePlan {
 	return n
 }
 
-// Read reads the output of recast plan -o json. The result can be compared, not rolled: Follow turns a plan of the
-// present state into it.
+// Read reads the output of recast plan -o json, which can be compared, not rolled: Follow turns a present plan into it.
 func Read(b []byte) (Plan, error) {
 	var version struct {
 		Version int `json:"version"`

@@ -203,8 +203,7 @@ func (h Heed) Down(nodes []cluster.KubeNode, role string, not func(name string) 
 	return down
 }
 
-// Excuse says why a Node that is not Ready does not count; "" if it does count. A node that a person cordoned is
-// excused; a node that recast has taken out is not.
+// Excuse says why a Node that is not Ready does not count; "": it does. One that a person cordoned is excused.
 func (h Heed) Excuse(k cluster.KubeNode) string {
 	switch {
 	case slices.Contains(h.Ignore, k.Name):
@@ -425,8 +424,7 @@ func (h Rehearsal) addressFor(n NodePlan, host int) netip.Prefix {
 	return near[host%len(near)]
 }
 
-// rehearse plans the trials, and the deletion of scratch VMs that killed runs left; if the plan has no work,
-// another command deletes them.
+// rehearse plans the trials, and the deletion of killed runs' scratch VMs, which without work another command deletes.
 func (p worldOf) rehearse(h *Rehearsal) {
 	for _, s := range ScratchVMs(p.o.VMs, p.Cluster) {
 		if len(p.Work()) == 0 {
@@ -474,8 +472,7 @@ func (p *Plan) chooseReboots(how cluster.Reboot, named string) {
 	}
 }
 
-// goesBefore says whether a node is the better one to try something out on: the canary, the named node, a worker,
-// and rather a node that recast does not run on.
+// goesBefore: the node is better to try something on: the canary, the named, a worker, one that recast does not run on.
 func (n NodePlan) goesBefore(other NodePlan, named string) bool {
 	for _, better := range []func(NodePlan) bool{
 		func(n NodePlan) bool { return n.Phase == Canary },
@@ -508,9 +505,8 @@ func (n NodePlan) Makes() *cluster.VM {
 	return nil
 }
 
-// HandsOver returns the drives that the node's VM is to hand over to its parking VM: all drives of a VM that is
-// deleted, else the system disk, in case a node that is upgraded in place has to be reimaged. What a cancelled
-// replacement gives back was handed over before.
+// HandsOver returns the drives that the node's VM is to hand over to its parking VM: all of a VM that is deleted, else
+// the system disk, in case of a reimage. What a cancelled replacement gives back was handed over before.
 func (n NodePlan) HandsOver() []cluster.Disk {
 	s := n.Strategy
 	if !n.stands() || !s.DeletesVM() && !s.SwapsInVM() && !s.Upgrades() {

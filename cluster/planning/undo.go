@@ -86,9 +86,8 @@ func (u Undone) CheckRun(all []parking.Parking) error {
 	return err
 }
 
-// ForUndo plans to undo what the last run did to the named nodes, and returns the way back that it takes: Cancel if
-// their replacement is unfinished, else Previous. Cancel is for one node; Previous without names is for all nodes
-// that can.
+// ForUndo plans to undo what the last run did to the named nodes: Cancel if their replacement is unfinished, else
+// Previous. Cancel is for one node; Previous without names is for all nodes that can.
 func ForUndo(ctx context.Context, clusterName string, wanted []cluster.Wanted, o observe.Observation, talos cluster.TalosReader, m cluster.Maintenance, p Policy, u Undone) (plan Plan, way Way, err error) {
 	if err := p.Check(wanted); err != nil {
 		return Plan{}, u.Way, err
@@ -140,8 +139,7 @@ func (u Undone) choose(wanted []cluster.Wanted, o observe.Observation, p Policy)
 	return Previous, ordered[0].Nodes, nil
 }
 
-// replacings returns the runs that have not finished the replacement of a selected node, and those that did the
-// last replacement of a node.
+// replacings returns the runs that left a selected node unfinished, and those that replaced a node last.
 func replacings(wanted []cluster.Wanted, o observe.Observation, p Policy) (open, finished []Replacing) {
 	for i, w := range wanted {
 		f := o.Found[i]
@@ -404,8 +402,7 @@ func planRollback(ctx context.Context, n *NodePlan, o observe.Observation, talos
 	return nil
 }
 
-// planRollbackEtcd lets a control plane go back only if its old disk holds no etcd data, or its
-// member had left before: data of a removed member never joins again.
+// planRollbackEtcd lets a control plane back without etcd's data only, or if its member had left: it never joins again.
 func planRollbackEtcd(ctx context.Context, n *NodePlan, o observe.Observation, talos cluster.TalosReader, p Policy, kept parking.KeptDisk) error {
 	n.Role = cluster.ControlPlane
 	onSystem, err := strategy.EtcdOnSystemDisk(*n.Found.Machine)
@@ -429,8 +426,7 @@ func planRollbackEtcd(ctx context.Context, n *NodePlan, o observe.Observation, t
 	return nil
 }
 
-// ConfigHash identifies a machine configuration without revealing anything in it. It ignores what recast itself
-// sets, which differs from one system disk to the next.
+// ConfigHash identifies a machine configuration, secretly and without what recast sets anew for each system disk.
 func ConfigHash(m cluster.Maintenance, config cluster.Secret) (string, error) {
 	patched, err := m.PatchConfig(config, cluster.NeutralPatch)
 	if err != nil {
@@ -445,8 +441,7 @@ func minor(version string) string {
 	return strings.Join(parts[:min(2, len(parts))], ".")
 }
 
-// ForRemove plans to take one node away: its disks are parked, its VM and its Node are deleted. reach are the
-// talosconfig's endpoints.
+// ForRemove plans to take one node away: its disks are parked, VM and Node deleted. reach: the talosconfig's endpoints.
 func ForRemove(clusterName string, wanted []cluster.Wanted, o observe.Observation, node string, reach []netip.Addr) (Plan, error) {
 	plan := Plan{Cluster: clusterName, MaxUnavailable: 1, PerHost: 1, ControlPlanes: o.ControlPlanes(), Heed: Policy{}.Heed(wanted)}
 	i := slices.IndexFunc(wanted, func(w cluster.Wanted) bool { return w.Name == node })
@@ -578,8 +573,7 @@ func planLost(n *NodePlan, o observe.Observation) {
 	}
 }
 
-// againstRebuild refuses to rebuild a cluster that exists, unless an unfinished rebuild has begun it with the same
-// snapshot.
+// againstRebuild refuses to rebuild a cluster that exists, unless an unfinished rebuild began it with that snapshot.
 func (p Policy) againstRebuild(o observe.Observation) error {
 	for _, f := range o.Found { // also those that the plan leaves out
 		if f.Absent != nil && f.Absent.Lost != nil && f.Absent.Lost.Leader {
@@ -593,8 +587,7 @@ func (p Policy) againstRebuild(o observe.Observation) error {
 		"recast roll makes a node that is missing (if its Node is still there and NotReady: kubectl delete node), and recast remove takes one away; recast undo NODE puts back what an interrupted rebuild was taking away; recast restore gives a single control plane its etcd back")
 }
 
-// onlyTaking reduces the plan to what is taken away, as long as there is anything: the rest is planned again
-// afterwards.
+// onlyTaking reduces the plan to what is taken away, if anything: the rest is planned again afterwards.
 func onlyTaking(p *Plan) {
 	if !TakesAway(*p) {
 		return

@@ -76,8 +76,7 @@ func (n *NodePlan) volumesFor(s cluster.Strategy) (gets []cluster.ConfigVolume, 
 	return n.Found.Volumes.Keeps, "the configuration that it keeps for its next boot", true
 }
 
-// whereIs says in words where a volume is, and whether it leaves the node: a volume that leaves is a loss of its
-// own, or Talos makes it anew.
+// whereIs says in words where a volume is, and whether it leaves the node: as a loss of its own, or to be made anew.
 func (n *NodePlan) whereIs(s cluster.VolumeStatus) (on string, leaves bool) {
 	m := n.Found.Machine
 	disks := []string{s.Disk}
@@ -95,8 +94,7 @@ func (n *NodePlan) whereIs(s cluster.VolumeStatus) (on string, leaves bool) {
 	return on, onSystem && n.Strategy.SwapsSystem()
 }
 
-// volumeChange says how a configuration changes a volume into something else, what the node loses by that, and
-// where the content stays; "": it does not.
+// volumeChange says how a configuration turns a volume into something else, and what the node loses; "": it does not.
 func (n *NodePlan) volumeChange(s cluster.VolumeStatus, was, is cluster.ConfigVolume, on string) (what, loses string) {
 	document, whose := documentOf(was, is), "whose volume "+on
 	stays := !n.Strategy.SwapsSystem()
@@ -163,8 +161,7 @@ func (n *NodePlan) acceptable(s cluster.VolumeStatus) bool {
 	return s.ID != etcdVolume || n.Role != cluster.ControlPlane || n.Strategy.SwapsSystem()
 }
 
-// refuseVolume refuses a change of a volume, unless acceptLoss names the volume: then the plan says what the node
-// loses.
+// refuseVolume refuses a change of a volume. If acceptLoss names it, the plan says what the node loses.
 func (n *NodePlan) refuseVolume(s cluster.VolumeStatus, names []string, what, loses string) {
 	accepted := slices.ContainsFunc(names, func(name string) bool { return slices.Contains(n.Wanted.AcceptLoss, name) })
 	if !accepted || !n.acceptable(s) {
@@ -199,8 +196,7 @@ func (n *NodePlan) planBlankVolumes(gets []cluster.ConfigVolume, whose string) {
 	}
 }
 
-// etcdMoves says whether etcd begins with an empty directory, because its data is elsewhere, once the node has the
-// configuration that it gets by a strategy.
+// etcdMoves: etcd begins with an empty directory with the configuration that the node gets by a strategy.
 func (n *NodePlan) etcdMoves(s cluster.Strategy) bool {
 	gets, _, _ := n.volumesFor(s)
 	is, defined := volumeOf(gets, etcdVolume)
@@ -211,8 +207,7 @@ func volumeOf(volumes []cluster.ConfigVolume, id string) (cluster.ConfigVolume, 
 	return cluster.Find(volumes, func(v cluster.ConfigVolume) bool { return v.ID == id })
 }
 
-// planSelectors says which of the node's disks its file selects for volumes that do not exist, and refuses what
-// would leave the node without a volume.
+// planSelectors says which disks the file selects for new volumes, and refuses what leaves the node without one.
 func (n *NodePlan) planSelectors() {
 	if n.Found.File == nil || n.Found.File.Err != nil || !n.AppliesConfig() || n.Resume && n.Strategy.From() != cluster.Blank {
 		return
@@ -246,8 +241,7 @@ func (n *NodePlan) volumeStays(id string) bool {
 	})
 }
 
-// stuckAlready says whether Talos can't make the volume now either, by the same selector: the node is as whole with
-// the file as without.
+// stuckAlready: Talos can't make the volume now either, by the same selector; the file makes nothing worse.
 func (n *NodePlan) stuckAlready(s cluster.DiskSelector) bool {
 	if n.Found.Machine == nil {
 		return false
@@ -270,8 +264,7 @@ type StorageSystem struct {
 const shownVolumes = 10
 
 // heedStorage refuses nodes without which volumes have no healthy copy, and notes what their outage means to the
-// storage systems. While the plan first brings nodes back, copies on those nodes do not count yet: the roll waits
-// for them before each node.
+// storage systems. Copies on nodes that the plan first brings back do not count yet: the roll waits for them.
 func heedStorage(p *Plan, o observe.Observation) {
 	for _, s := range o.Storage {
 		shown := StorageSystem{Name: s.Name, WaitSeconds: int(s.Patience.Seconds())}
@@ -389,8 +382,7 @@ func noteInitiators(p *Plan) {
 // CephRemedy says what to do about a Ceph of the Proxmox hosts that lets reads or writes wait; it names a host.
 const CephRemedy = "wait until it has repaired that, or see what ceph health detail says on %s"
 
-// ceph refuses nodes that go while a disk of their VM is on a Ceph that lets reads or writes wait, and notes what
-// may become worse.
+// ceph refuses nodes that go while their VM's Ceph lets reads or writes wait, and notes what may become worse.
 func (p worldOf) ceph() {
 	for i := range p.Nodes {
 		n := &p.Nodes[i]

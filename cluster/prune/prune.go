@@ -104,14 +104,10 @@ func (p ParkingPruner) delete(ctx context.Context, v ParkingVerdict) error {
 	if err := cluster.RequireQuorum(ctx, p.Proxmox); err != nil {
 		return err
 	}
-	if err := p.Proxmox.DeleteVM(ctx, vm); err != nil {
-		return fmt.Errorf("delete %s: %w", vm, err)
-	}
-	return nil
+	return fault.Prefix("delete "+vm.String(), p.Proxmox.DeleteVM(ctx, vm))
 }
 
-// answered waits until Proxmox can no longer carry out the unanswered requests in the record of an empty parking VM:
-// without that record, no run would know of them.
+// answered waits until unanswered requests in an empty parking VM's record can't come true: no other record has them.
 func (p ParkingPruner) answered(ctx context.Context, vm cluster.VM, v ParkingVerdict) (cluster.VM, error) {
 	rec, _, err := parking.ReadRecord(vm)
 	if err != nil || len(rec.Sent) == 0 {
@@ -124,8 +120,7 @@ func (p ParkingPruner) answered(ctx context.Context, vm cluster.VM, v ParkingVer
 	return p.empty(ctx, v)
 }
 
-// empty reads a parking VM again. It refuses unless the VM is the one that was shown, is at rest,
-// and owns no volume, named or unnamed.
+// empty reads a parking VM again, and refuses unless it is the one shown, is at rest, and owns no volume.
 func (p ParkingPruner) empty(ctx context.Context, v ParkingVerdict) (cluster.VM, error) {
 	vm, err := p.Proxmox.VM(ctx, v.VMID)
 	if err != nil {
@@ -312,8 +307,7 @@ type judgement struct {
 	vouched  map[int]bool       // by index of kept: the disk is what its record says
 }
 
-// copies keeps each disk that two parking VMs claim: a clone or a restored backup has the same
-// record, and nothing shows which one is real.
+// copies keeps each disk that two parking VMs claim: nothing shows which is the clone or restored backup.
 func (j *judgement) copies() {
 	at := map[string][]int{}
 	for i, v := range j.kept {
@@ -396,8 +390,7 @@ func (j *judgement) judgeVM(v *ParkingVerdict, p parking.Parking) {
 	}
 }
 
-// lastOnItsHost reports whether a disk is on the host of the node's VM and none of the newer disks is: disks can be
-// handed over only within one host.
+// lastOnItsHost: the disk, and no newer one, is on the host of the node's VM: disks are handed over within one host.
 func (j *judgement) lastOnItsHost(newer []int, i int) bool {
 	if vm := j.vmOf(j.kept[i].Parking); vm == nil || vm.Host != j.kept[i].Host {
 		return false
@@ -418,8 +411,7 @@ func (j *judgement) newerThan(i int, list []int) (newer []int) {
 	return newer
 }
 
-// retain keeps the newest disks of each node. Disks that are not what their record says, or of a
-// cancelled replacement, do not count: recast can't roll back to them.
+// retain keeps each node's newest disks, not counting those that a rollback can't go to.
 func (j *judgement) retain() {
 	type machine struct{ node, uuid string } // two clusters may have the same name
 	byNode := map[machine][]int{}
@@ -488,9 +480,8 @@ func pointer[T any](all []T, is func(T) bool) *T {
 	return nil
 }
 
-// judgeGivenUp judges disk i if it is of a cancelled replacement, and reports whether it is. Nothing boots such a
-// disk, so it can be freed if nothing prevents that. It stays while the node has an unfinished replacement, or if it
-// belongs to another recast.yaml.
+// judgeGivenUp judges disk i if it is of a cancelled replacement, and reports whether it is. Nothing boots it, so it
+// can be freed, unless a replacement is unfinished, or it is another recast.yaml's.
 func (j *judgement) judgeGivenUp(i int) bool {
 	v := &j.kept[i]
 	if !v.GivenUp {

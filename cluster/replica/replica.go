@@ -54,8 +54,7 @@ type Volume struct {
 	Replicas []Replica
 	Through  string // the node through which Users use the volume; "": each user by itself. Users may be unknown.
 	Users    []string
-	// Majority says that the volume can be used only while most of its copies are there, or half of them and most
-	// of the Witnesses, which are nodes without a copy.
+	// Majority: usable only with most copies, or half of them and most of the Witnesses, nodes without a copy.
 	Majority   bool
 	Witnesses  []string
 	Placements []Placement // of a whole pool: how its data lies on nodes
@@ -122,8 +121,7 @@ func (s System) On(node string) (n int) {
 	return n
 }
 
-// down says why copies on a node can't be used; "" if they can. Copies on a node that the system does not know can't
-// be used.
+// down says why copies on a node can't be used; "": they can. On a node unknown to the system they can't.
 func (s System) down(node string, away func(node string) bool) string {
 	if away(node) {
 		return "is away"
@@ -241,8 +239,7 @@ func (s System) through(v Volume, node string) Exposure {
 	return Exposure{System: s.Name, Volume: s.about(v), Why: used, Brief: true, Note: s.about(v) + " " + used + ": what writes to it waits until " + s.Name + " serves it through another node"}
 }
 
-// minority says why a volume would lose its quorum without the node and the nodes that are already away, although a
-// healthy copy is left; "" if it would not.
+// minority says why a volume with a healthy copy left would lose its quorum without the node; "": it would not.
 func (s System) minority(v Volume, node string, away func(node string) bool) (why, remedy string) {
 	if !v.Majority {
 		return "", ""
@@ -498,8 +495,7 @@ func (s System) placed(v Volume, node string) (out []Exposure) {
 	return out
 }
 
-// outvoted returns an exposure if the monitors that are left without the node can't form a quorum. If the node has
-// all monitors, or one of two, the owner wants it so.
+// outvoted: the monitors left are no quorum. That a node has all of them, or one of two, its owner wants so.
 func (s System) outvoted(v Volume, node string, away func(node string) bool) Exposure {
 	var lost []string
 	voters, here, there := len(v.Voters), 0, 0
@@ -579,8 +575,7 @@ func (s System) unhealedPools(node string) string {
 type HoldReader interface {
 	// Holds lists what is held, read again on each call. A system that is not installed costs no request.
 	Holds(ctx context.Context) ([]Hold, error)
-	// MayHold says why recast may not tell the system to wait longer; nil: it may, or need not. The error is of kind
-	// fault.Refused if a right is missing.
+	// MayHold says why recast may not have the system wait longer; nil: it may, or need not; fault.Refused: no right.
 	MayHold(ctx context.Context, system string) error
 }
 
@@ -701,8 +696,7 @@ func (m Memo) Without(value string, nodes ...string) (string, Memo) {
 	return m.Set, m
 }
 
-// Setting is a setting of a storage system that says how long the system waits for a node, with the memo of recast's
-// change.
+// Setting says how long a storage system waits for a node, with the memo of recast's change.
 type Setting struct {
 	System string // as of the System
 	Name   string // "replica-replenishment-wait-interval"

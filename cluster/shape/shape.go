@@ -175,8 +175,7 @@ func normal(key, value string) string {
 	return value
 }
 
-// cardModels are the models of network cards. The option with the card's MAC is named after the model:
-// "virtio=BC:24:…".
+// cardModels are models of network cards. The option with the MAC is named after the model: "virtio=BC:24:…".
 var cardModels = []string{"e1000", "e1000-82540em", "e1000-82544gc", "e1000-82545em", "e1000e", "i82551", "i82557b", "i82559er", "ne2k_isa", "ne2k_pci", "pcnet", "rtl8139", "virtio", "vmxnet3"}
 
 // split returns a device's options by name, and their names in order.
@@ -261,8 +260,7 @@ func (c *comparison) device(key, wanted string) {
 	}
 }
 
-// storedAtOnce are the options of a drive that concern only Proxmox itself, not the device
-// (PVE/QemuServer.pm, vmconfig_update_disk).
+// storedAtOnce are a drive's options that concern only Proxmox (PVE/QemuServer.pm, vmconfig_update_disk).
 var storedAtOnce = []string{"backup", "replicate"}
 
 // disk compares one disk. A missing one is added.
@@ -317,8 +315,7 @@ func (c *comparison) disk(d cluster.ShapeDisk) error {
 	return nil
 }
 
-// offByDefault has the values that Proxmox takes for missing options of a drive ($drivedesc_base in
-// PVE/QemuServer/Drive.pm).
+// offByDefault has the values of missing options of a drive ($drivedesc_base in PVE/QemuServer/Drive.pm).
 var offByDefault = map[string]string{"backup": "1", "replicate": "1", "iothread": "0", "ssd": "0", "discard": "ignore"}
 
 func (c *comparison) newDisk(d cluster.ShapeDisk) Difference {
@@ -337,8 +334,7 @@ func Allocation(d cluster.ShapeDisk) string {
 	return cluster.Disk{Volid: fmt.Sprintf("%s:%d", d.Storage, d.SizeGiB), Options: d.Options}.Value()
 }
 
-// noticesSize says whether a running guest sees a new or grown disk in that slot. Proxmox plugs no disks into IDE and
-// SATA.
+// noticesSize: a running guest sees a new or grown disk in that slot. Proxmox plugs none into IDE and SATA.
 func noticesSize(key string) bool {
 	return strings.HasPrefix(key, "scsi") || strings.HasPrefix(key, "virtio")
 }
@@ -466,8 +462,7 @@ func RequireMigratable(ctx context.Context, px mover, vm cluster.VM, to string, 
 	return nil
 }
 
-// localVolumes lists the volumes that only the VM's host has, according to Proxmox or its storages. An unused disk
-// and the medium of a drive count, too.
+// localVolumes lists the volumes that only the VM's host has, unused disks and media of drives included.
 func localVolumes(vm cluster.VM, m cluster.Migration, storages []cluster.Storage) []string {
 	local := slices.Clone(m.LocalDisks)
 	for _, key := range slices.SortedFunc(maps.Keys(vm.Config), cluster.CompareKeys) {
@@ -526,8 +521,7 @@ func Read(ctx context.Context, px cluster.TieReader, vm cluster.VM, s cluster.Sh
 }
 
 // Lacks names the live differences that are left, or else a disk of the shape that the machine does not see, or sees
-// smaller than Proxmox has it; "" if there is none. It skips a disk that can't be told apart from other disks of the
-// machine.
+// smaller than Proxmox has it; "" if there is none. It skips a disk that can't be told apart.
 func (r Running) Lacks(ctx context.Context) (string, error) {
 	vm, ds, err := r.Now(ctx)
 	if live := ds.At(Live); err != nil || len(live) > 0 {
@@ -579,8 +573,7 @@ func (r Running) Apply(ctx context.Context, say func(string)) error {
 	return applyAround(ctx, r.Proxmox, vm, r.Shape, ds, say)
 }
 
-// Settings returns what to set in the VM's configuration to put these differences right. It leaves out the growth of
-// disks, which is no setting.
+// Settings returns what to set in the VM's configuration, without the growth of disks, which is no setting.
 func Settings(vm cluster.VM, s cluster.Shape, ds Differences) (map[string]string, error) {
 	set := map[string]string{}
 	now := func(key string) string {
@@ -685,9 +678,8 @@ func applyAround(ctx context.Context, px changer, vm cluster.VM, s cluster.Shape
 	return fault.Prefix("change what Proxmox HA has of "+vm.String(), px.SetHA(ctx, want))
 }
 
-// cloudInit says whether a cloud-init drive gives the setting to the machine (PVE/QemuServer.pm,
-// $confdesc_cloudinit). Such a setting does not wait until the VM is off (vmconfig_hotplug_pending has them all as
-// fast-plug): the drive is made again at each start.
+// cloudInit says whether a cloud-init drive gives the setting to the machine (PVE/QemuServer.pm, $confdesc_cloudinit).
+// They don't wait for the VM to be off (fast-plug in vmconfig_hotplug_pending): each start makes the drive again.
 func cloudInit(key string) bool {
 	return cluster.NumberedBus(key) == "ipconfig" ||
 		slices.Contains([]string{"cicustom", "cipassword", "citype", "ciupgrade", "ciuser", "nameserver", "searchdomain", "sshkeys"}, key)

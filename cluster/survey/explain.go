@@ -107,8 +107,7 @@ func Explain(ctx context.Context, p planning.Plan, node string, o observe.Observ
 }
 
 // weigh lists for each strategy what forbids it or, for a node that is up to date, what would forbid it if the node
-// were stale. A replacement that has begun has no choice, and no list: it is finished by the strategy with which it
-// began.
+// were stale. One that has begun has no choice: it is finished as it began.
 func weigh(n planning.NodePlan, o observe.Observation, acceptOutage bool) []StrategyChoice {
 	if n.Resume || n.Found.VM == nil || n.Found.Machine == nil {
 		return nil
@@ -305,8 +304,7 @@ func outlineOf(ctx context.Context, p planning.Plan, n planning.NodePlan, o obse
 	return out
 }
 
-// walk visits a tree of steps in order, without asking whether there is work; see says whether
-// to visit the children of a branch.
+// walk visits a tree of steps in order, without asking for work; see says whether to visit a branch's children.
 func walk(ctx context.Context, steps []step.Step, below string, see func(at string, s step.Step) bool) {
 	for _, s := range steps {
 		at := path.Join(below, s.ID)
@@ -321,8 +319,7 @@ func walk(ctx context.Context, steps []step.Step, below string, see func(at stri
 	}
 }
 
-// tookAt returns the median time of a step in the node's latest rolls by the same strategy, or else in those of other
-// nodes of its role.
+// tookAt returns a step's median time in the node's latest rolls by this strategy, or those of its role.
 func tookAt(n planning.NodePlan, past []cluster.Took, at string) (seconds int, from string) {
 	for _, of := range n.Peers() {
 		var each []int

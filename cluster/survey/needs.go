@@ -92,8 +92,7 @@ type Need struct {
 // Needs are all privileges that a piece of work needs, by path and privilege.
 type Needs []Need
 
-// Check refuses unless the token has every needed privilege. The refusal's hint has the commands that grant the
-// missing ones.
+// Check refuses unless the token has every privilege; the hint has the commands that grant the missing ones.
 func (n Needs) Check(ctx context.Context, access cluster.Access) error {
 	m, err := n.Missing(ctx, access)
 	if err != nil || len(m.Lacks) == 0 {
@@ -225,8 +224,7 @@ func (s spot) held(privilege string, granted map[string]cluster.Privileges) bool
 	return s.or != "" && byPool
 }
 
-// DownloadURL is the option that hosts download ISOs themselves. Sys.Audit and Sys.Modify on /
-// are also enough (pve-storage, API2/Storage/Status.pm).
+// DownloadURL: hosts download ISOs themselves. Sys.Audit and Sys.Modify on / do, too (API2/Storage/Status.pm).
 const DownloadURL = "download-url"
 
 // Option is an ability that a roll can do without, and its needs.
@@ -328,8 +326,7 @@ func beside(held cluster.Privileges, path string, needed []string, flat bool) []
 	return out
 }
 
-// countsAt says whether a privilege from above has any effect at a path (pve-access-control,
-// RPCEnvironment.pm, compute_api_permission).
+// countsAt: a privilege from above has an effect at a path (RPCEnvironment.pm, compute_api_permission).
 func countsAt(path, privilege string) bool {
 	top, _, _ := strings.Cut(strings.TrimPrefix(path, "/"), "/")
 	kind, known := map[string]string{"vms": "VM.", "storage": "Datastore.", "nodes": "Sys.", "sdn": "SDN.", "mapping": "Mapping."}[top]
@@ -338,8 +335,7 @@ func countsAt(path, privilege string) bool {
 
 var noName = regexp.MustCompile(`[^A-Za-z0-9.]+`) // in role names (AccessControl.pm, verify_rolename)
 
-// keepName names a role that only this user or token gets, and only at this path, so that nobody else gains
-// privileges by it.
+// keepName names a role of one user or token at one path, so that nobody else gains privileges by it.
 func keepName(who, path string, flat bool) string {
 	name := "RecastKeep-" + strings.Trim(noName.ReplaceAllString(who+path, "-"), "-")
 	if flat {
@@ -426,8 +422,7 @@ func (n Needs) Grants() Grants {
 	return out.distinct()
 }
 
-// privilegesAt lists the privileges that an entry at path must hold: those that are granted there, and those that are
-// granted above for this path or a path below it.
+// privilegesAt lists what an entry at path must hold: what is granted there, and above for it or what is below.
 func (n Needs) privilegesAt(path string) []string {
 	set := map[string]bool{}
 	for _, need := range n {
@@ -446,8 +441,7 @@ func isBelow(path, above string) bool {
 	return path != above && strings.HasPrefix(path, strings.TrimSuffix(above, "/")+"/")
 }
 
-// roleName returns the same name for the same work, so that paths share a role. A token that only rolls does not get
-// the role that deletes ISOs.
+// roleName gives the same work the same role on all paths. Who only rolls does not get the one that deletes ISOs.
 func roleName(path string, privileges []string) string {
 	has := func(p string) bool { return slices.Contains(privileges, p) }
 	top, _, _ := strings.Cut(strings.TrimPrefix(path, "/"), "/")
@@ -468,8 +462,7 @@ func roleName(path string, privileges []string) string {
 	return "RecastMedia"
 }
 
-// bridge adds SDN.Use. With a VLAN tag, Proxmox checks it one level deeper; with trunks, also at each of them
-// (pve-guest-common, GuestHelpers.pm, check_vnet_access).
+// bridge adds SDN.Use, with a VLAN tag one level deeper, with trunks at each (GuestHelpers.pm, check_vnet_access).
 func (n *Needs) bridge(key, bridge, tag, trunks string) {
 	path := "/sdn/zones/localnetwork/" + bridge
 	at := spot{path: path}
@@ -530,8 +523,7 @@ func (n *Needs) config(config map[string]string) {
 	}
 }
 
-// disk adds what parking a disk needs, or attaching a holder's disk again: pve-storage's
-// check_volume_access (PVE/Storage.pm) requires VM.Config.Disk at its owner.
+// disk adds what parking a disk needs, or attaching a holder's (PVE/Storage.pm, check_volume_access).
 func (n *Needs) disk(d planning.DiskPlan, vm cluster.VMID) {
 	disk, err := cluster.ParseDisk(d.Key, d.Volid)
 	if err != nil || !strings.Contains(d.Volid, ":") {
@@ -696,12 +688,10 @@ func NeedsToRoll(isoStorages, hosts []string, strategies ...cluster.Strategy) Ne
 	return needs
 }
 
-// NeedsToSee is what finding another run's claim needs, whichever VM it is: Proxmox omits VMs that the token may not
-// see from its list, without an error.
+// NeedsToSee is for finding another run's claim: Proxmox silently leaves out VMs that the token may not see.
 func NeedsToSee() Needs { return needing((*Needs).see) }
 
-// NeedsToUpgradeKubernetes is what an upgrade of Kubernetes needs in Proxmox, without the run's
-// claim, which needs more if it is kept as a VM.
+// NeedsToUpgradeKubernetes is without the run's claim, which needs more if it is kept as a VM.
 func NeedsToUpgradeKubernetes(host string) Needs {
 	return needing(func(n *Needs) { n.common([]string{host}) })
 }
@@ -796,9 +786,8 @@ func (n *Needs) shape(p planning.NodePlan) {
 	}
 }
 
-// NeedsToPrune is what removing ISOs from those storages needs: everything for a run's claim,
-// and VM.Audit on every VM of the Proxmox cluster. It includes what uploads ISOs there, because
-// an entry that grants the rest at a storage overrides those above it.
+// NeedsToPrune is what removing ISOs from those storages needs: everything for a run's claim, and VM.Audit on every VM
+// of the Proxmox cluster. It includes uploads: an entry at a storage overrides those above.
 func NeedsToPrune(isoStorages, diskStorages []string) Needs {
 	var needs Needs
 	needs.common(nil)
@@ -901,8 +890,7 @@ func (n *Needs) scratch(t planning.Trial) {
 // agentPrivileges each let a token query guest agents. Before Proxmox VE 9 there is only the last one.
 var agentPrivileges = []string{"VM.GuestAgent.Audit", "VM.GuestAgent.Unrestricted", "VM.Monitor"}
 
-// MayAskAgents says whether the token may query the guest agents of VMs that do not exist yet;
-// missing is what it lacks, in words.
+// MayAskAgents: the token may query guest agents of VMs that do not exist yet; missing is what it lacks, in words.
 func MayAskAgents(ctx context.Context, access cluster.Access) (missing string, err error) {
 	has, err := access.Permissions(ctx, "/vms")
 	if err != nil {

@@ -120,8 +120,7 @@ func LookAround(ctx context.Context, src observe.Sources, wanted []cluster.Wante
 	return s
 }
 
-// Survey is an Observation that may be incomplete: each part has the error of reading it, and nodes that could not be
-// matched have no VM.
+// Survey is an Observation that may lack parts, each with its error; unmatched nodes have no VM.
 type Survey struct {
 	observe.Observation
 	Proxmox, Kubernetes, Talos error   // why that source could not be read
@@ -129,8 +128,7 @@ type Survey struct {
 	Unread                     []error // one per wanted node: why it was not matched, or what could not be read; nil: nothing
 }
 
-// Assess lists for every node what forbids which strategy. Without a lock the wanted builds are
-// empty, and what depends on them is left out.
+// Assess lists for every node what forbids which strategy, without a lock only what depends on no build.
 func (s Survey) Assess(wanted []cluster.Wanted, p planning.Policy) []Assessment {
 	out := make([]Assessment, len(wanted))
 	for i, w := range wanted {
@@ -224,8 +222,7 @@ func (s *Survey) readProxmox(ctx context.Context, px cluster.Inventory) error {
 	return errors.Join(errVMs, errQuorum, errStorages)
 }
 
-// unseen says whether Proxmox does not list a storage of the node's disks: a token sees a
-// storage only with Datastore.Audit or Datastore.AllocateSpace on it.
+// unseen: Proxmox does not list a storage of the node's disks, which takes Datastore.Audit or AllocateSpace.
 func (s Survey) unseen(a Assessment) bool {
 	return slices.ContainsFunc(a.Storages(), func(name string) bool {
 		return !slices.ContainsFunc(s.Observation.Storages, func(l cluster.Storage) bool { return l.Name == name })
@@ -448,8 +445,7 @@ func Discover(ctx context.Context, src observe.Sources, o DiscoverOptions) (Disc
 	return d, d.unfinished()
 }
 
-// discoverSources reads the lists of VMs, of Talos' members and of Nodes, in parallel. Every list must be complete: a
-// VM that can't be read may be a node.
+// discoverSources reads the VMs, Talos' members and the Nodes, all complete: an unread VM may be a node.
 func discoverSources(ctx context.Context, src observe.Sources) (d Discovery, members []cluster.Member, nodes []cluster.KubeNode, err error) {
 	var errVMs, errTalos, errKube error
 	g := errgroup.Group{}
@@ -596,8 +592,7 @@ func (d *Discovered) findHolder(vms []cluster.VM, disks []cluster.Disk) error {
 	return nil
 }
 
-// unfinished refuses a cluster with an unfinished run: its nodes are not as they were, and only the recast.yaml of
-// that run can finish the run. It also sets d.Cluster.
+// unfinished refuses a cluster with an unfinished run, which only its recast.yaml can finish. It sets d.Cluster.
 func (d *Discovery) unfinished() error {
 	for _, vm := range d.VMs {
 		rec, ok, err := parking.ReadRecord(vm)
@@ -637,8 +632,7 @@ func (d Discovery) Versions() ([]string, error) {
 	return cluster.Each(slices.Compact(versions), cluster.Version.String), nil
 }
 
-// knowPods marks on all VMs the drives that belong to pods, with one request to Kubernetes. If kube is nil, it marks
-// none.
+// knowPods marks on all VMs the drives that belong to pods, with one request to Kubernetes; nil: none.
 func (d *Discovery) knowPods(ctx context.Context, kube cluster.VolumeReader) error {
 	if kube == nil {
 		return nil
@@ -713,8 +707,7 @@ func addSeeds(ctx context.Context, talos cluster.PartReader, nodes []Discovered,
 	return nodes, errs, silent
 }
 
-// allListed refuses to continue if no source is known to list all nodes: if a node was found that is in no list,
-// there may be more.
+// allListed refuses if no source lists all nodes: one found in no list means that there may be more.
 func allListed(listed int, others []Discovered, kubernetes bool) error {
 	const fetch = "talosctl kubeconfig FILE writes a kubeconfig, and KUBECONFIG names it"
 	names := cluster.Each(others, func(n Discovered) string { return n.Name })
