@@ -194,7 +194,8 @@ type MachineFile struct {
 	Link      string // target of a symbolic link
 }
 
-// ConfigFile is a node's file of talos.machineConfigs beside the configuration that runs. It shows no secret.
+// ConfigFile is a node's file of talos.machineConfigs beside the machine configuration that the node runs. It shows no
+// secret.
 type ConfigFile struct {
 	// Hash is a SHA-256 of what the file says, whatever its order, comments and style.
 	Hash string `json:"sha256"`

@@ -299,7 +299,7 @@ func (n *NodePlan) refusedConfig(file cluster.FoundFile) []string {
 	return append(out, n.oneWay(file)...)
 }
 
-// oneWay says what a file newly brings that would keep every later roll from recreating the node, or recast off it.
+// oneWay says what a file newly brings with which no later roll could recreate the node, or recast do anything.
 func (n *NodePlan) oneWay(file cluster.FoundFile) []string {
 	c := strategy.Candidate{Wanted: n.Wanted, VM: n.Found.VMOrZero(), Found: n.Found}
 	if n.Found.Machine != nil {

@@ -315,7 +315,8 @@ const initiatorSlot = "initiator"
 
 func hostSlot(host string) string { return "host/" + host }
 
-// Batch is a part of a plan that ends before the next begins; its nodes go as soon as limit and slots allow.
+// Batch is a part of a plan that ends before the next begins: its nodes in their order, each as soon as the limit
+// and its slots allow.
 type Batch struct {
 	Phase  Phase    `json:"phase"`
 	Nodes  []string `json:"nodes"`

@@ -426,7 +426,7 @@ func planRollbackEtcd(ctx context.Context, n *NodePlan, o observe.Observation, t
 	return nil
 }
 
-// ConfigHash identifies a machine configuration, secretly and without what recast sets anew for each system disk.
+// ConfigHash identifies a machine configuration and reveals nothing of it. What recast itself sets does not count.
 func ConfigHash(m cluster.Maintenance, config cluster.Secret) (string, error) {
 	patched, err := m.PatchConfig(config, cluster.NeutralPatch)
 	if err != nil {
