@@ -142,7 +142,6 @@ func diffContent(old LockedContent, b Build) []Reason {
 	return out
 }
 
-// sameNames says whether two lists have extensions of the same names, in any order.
 func sameNames(a, b []LockedExtension) bool {
 	names := func(list []LockedExtension) []string {
 		out := Each(list, func(e LockedExtension) string { return e.Name })

@@ -568,7 +568,6 @@ func (b blankVM) given(a MachineAddress, card string) (*BlankSetting, Obstacle) 
 	return &BlankSetting{key, value}, Obstacle{}
 }
 
-// gateway returns the gateway that a cloud-init drive can state for the address's network; "": none.
 func (a MachineAddress) gateway() (string, Obstacle) {
 	addr := a.Prefix.Addr()
 	switch {

@@ -369,7 +369,6 @@ func OldSettings(vm VM) map[string]string {
 	return config
 }
 
-// newCloudInit returns the value that makes Proxmox create a cloud-init drive like d.
 func newCloudInit(d Disk) string {
 	return Disk{Volid: d.Storage() + ":cloudinit", Options: WithFormat(WithoutOption(d, "size", "media", "format"))}.Value()
 }

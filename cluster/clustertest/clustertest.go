@@ -25,7 +25,6 @@ const (
 	NewHash = "sha256-new"
 )
 
-// Volid is the name of the nth volume of a VM.
 func Volid(id cluster.VMID, n int) string {
 	return fmt.Sprintf("fast:vm-%d-disk-%d", id, n)
 }
@@ -54,7 +53,6 @@ func Past(hash string) (cluster.LockedContent, bool) {
 	return cluster.LockedContent{}, false
 }
 
-// Message is the text of err, or "".
 func Message(err error) string {
 	if err == nil {
 		return ""
@@ -143,13 +141,10 @@ func Described(t *testing.T, p parking.Parking) cluster.VM {
 	return p.VM
 }
 
-// ParkWK1 is the parking VM of wk1.
 func ParkWK1(kept ...string) parking.Parking { return Park(9900, "pve1", "wk1", kept...) }
 
-// Edited is p after edit.
 func Edited(p parking.Parking, edit func(*parking.Parking)) parking.Parking { edit(&p); return p }
 
-// ErrBroken is the error of the call that fails.
 var ErrBroken = errors.New("the line is broken")
 
 // Calls records the calls to some fakes; one of them can fail. Calls may be made at the same time.
@@ -179,7 +174,6 @@ func (c *Calls) Which(at int) (w Which) {
 	return w
 }
 
-// Call records a call and returns its error.
 func (c *Calls) Call(name string) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -237,7 +231,6 @@ func (h *hosts) FreeMemory(context.Context, string) (int64, error) {
 	return h.Memory, h.calls.Call("FreeMemory")
 }
 
-// NewProxmox has these VMs and every volume that they name.
 func NewProxmox(vms ...cluster.VM) *Proxmox {
 	calls := &Calls{}
 	p := &Proxmox{Calls: calls, hosts: hosts{calls: calls, Against: cluster.Migration{Allowed: true}}, Guests: map[cluster.VMID]cluster.VM{}, Firewalls: map[cluster.VMID]cluster.FirewallConfig{}}
@@ -382,7 +375,6 @@ func importInto(id cluster.VMID, config map[string]string, size string) {
 	}
 }
 
-// imported is a disk that is to be made from a disk image.
 var imported = regexp.MustCompile(`^([^:]+):0,import-from=[^,]*((?:,.*)?)$`)
 
 func (p *Proxmox) CreateVM(_ context.Context, host string, id cluster.VMID, config map[string]string) error {
@@ -427,7 +419,6 @@ func (p *Proxmox) MoveDisk(_ context.Context, vm cluster.VM, key string, to clus
 	return nil
 }
 
-// Migrate moves the VM at once.
 func (p *Proxmox) Migrate(_ context.Context, vm cluster.VM, to string) error {
 	if err := p.do("Migrate", vm, "migrate %d to %s", vm.ID, to); err != nil {
 		return err

@@ -106,7 +106,6 @@ func notYAML(err error) error {
 	return errors.New("not valid YAML")
 }
 
-// id identifies a document: kind and name.
 func (v *value) id() string {
 	text := func(key string) string {
 		if f := v.fields[key]; f != nil {
@@ -288,7 +287,6 @@ func (d Documents) TypeInit() bool { return d.machineType() == typeInit }
 
 const typeInit = "init"
 
-// machineType returns the machine.type; "": there is none.
 func (d Documents) machineType() string {
 	if t := d.main("machine", "type"); t != nil {
 		return t.shown
@@ -296,7 +294,6 @@ func (d Documents) machineType() string {
 	return ""
 }
 
-// main returns the value at a path of the main document; nil if there is none.
 func (d Documents) main(path ...string) *value {
 	for _, doc := range d.list {
 		if doc.id == MainDocument {
@@ -341,7 +338,6 @@ func (d Documents) neutral() Documents {
 	return out
 }
 
-// at returns the value at a path of keys; nil if there is none.
 func (v *value) at(path []string) *value {
 	for _, key := range path {
 		if v = v.fields[key]; v == nil {
@@ -422,7 +418,6 @@ func ParseSchematic(text string) (Schematic, error) {
 	return s, errors.Join(problems...)
 }
 
-// take moves the value of a key out of a mapping.
 func take[V any](from map[string]any, key string, to *V, problems *[]error) {
 	value, there := from[key]
 	if !there || value == nil {
@@ -437,7 +432,6 @@ func take[V any](from map[string]any, key string, to *V, problems *[]error) {
 	delete(from, key)
 }
 
-// metaKey writes a META key as Talos does.
 func metaKey(key any) string {
 	n, err := strconv.ParseUint(fmt.Sprint(key), 0, 8)
 	if err != nil {
@@ -472,7 +466,6 @@ type SchematicChange struct {
 	Old, New string // "": it is not there
 }
 
-// String says what differs in words for people.
 func (c SchematicChange) String() string {
 	switch {
 	case c.Old == c.New:
@@ -528,7 +521,6 @@ func compareArgs(was, is []string) []SchematicChange {
 	return out
 }
 
-// without returns list, with one entry removed for each equal entry of other.
 func without(list, other []string) []string {
 	list = slices.Clone(list)
 	for _, o := range other {
@@ -562,7 +554,6 @@ func metaShown(value string, there bool) string {
 	return shown(value)
 }
 
-// names has the words for the paths of a schematic.
 var names = []struct{ prefix, code, what string }{
 	{"overlay.name", "overlay", "overlay"},
 	{"overlay.image", "overlay", "image of the overlay"},
@@ -604,7 +595,6 @@ func there(text string) string {
 	return redact.Mark
 }
 
-// reordered says whether two lists have the same entries in another order.
 func reordered(a, b []string) bool {
 	return !slices.Equal(a, b) && slices.Equal(slices.Sorted(slices.Values(a)), slices.Sorted(slices.Values(b)))
 }

@@ -65,7 +65,6 @@ func SaveSnapshot(ctx context.Context, file string, stream func(io.Writer) error
 	return found, syncDir(filepath.Dir(file))
 }
 
-// partial is the name pattern of an incomplete snapshot.
 const partial = ".etcd-*.part"
 
 // removeParts removes the part files of killed processes, which hold all secrets of Kubernetes. A
@@ -228,7 +227,6 @@ func atEndpoints(ctx context.Context, view cluster.EtcdReader, ask []netip.Addr)
 	return v, at, problems
 }
 
-// counted reports the progress of a stream.
 type counted struct {
 	w        io.Writer
 	n, of    int64
@@ -295,7 +293,6 @@ type Restore struct {
 	waited bool // the node was seen healthy
 }
 
-// Steps returns the steps of a restore.
 func (r *Restore) Steps() step.Step {
 	return step.Step{ID: "restore", Code: fault.EtcdSnapshot, Title: "restore etcd on " + r.Target.Node, Steps: func(context.Context) ([]step.Step, error) {
 		return []step.Step{
@@ -330,7 +327,6 @@ func (r *Restore) healthy(ctx context.Context) (string, error) {
 	return "", err
 }
 
-// lacks names the first thing that the node still lacks; "" when the node is healthy.
 func (r *Restore) lacks(ctx context.Context) (string, error) {
 	m, err := cluster.ReadMachine(ctx, r.Talos, r.Target.Addr)
 	switch {
@@ -410,7 +406,6 @@ type Begin struct {
 	ran  bool   // etcd was seen running
 }
 
-// Step returns the step that begins etcd.
 func (b *Begin) Step(id string) step.Step {
 	b.path = b.Above + "/" + id
 	_, with, code := b.start()

@@ -294,7 +294,6 @@ type Kubelets struct {
 	Left  func(text string) // gets what a person has to restart
 }
 
-// Step returns the step that restarts the kubelets.
 func (k Kubelets) Step() step.Step {
 	return step.Step{ID: "restart-kubelets", Title: "restart the kubelets that still watch the lost etcd", Risk: step.Disruptive, Do: k.restart}
 }

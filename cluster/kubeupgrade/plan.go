@@ -78,7 +78,6 @@ type NodeSeen struct {
 	Unsupported string // why the node's Talos does not support the wanted version, and what to do
 }
 
-// Work says whether there is anything to do or to wait for.
 func (p Plan) Work() bool {
 	return p.Proxy != nil || slices.ContainsFunc(p.Nodes, func(n Node) bool { return len(n.Changes)+len(n.Lacks) > 0 })
 }
@@ -134,7 +133,6 @@ type kubernetesPlanner struct {
 	against        []refusal
 }
 
-// refusal is a reason, and the nodes or other objects that have it.
 type refusal struct {
 	of   []string
 	text string
@@ -279,7 +277,6 @@ func (p *kubernetesPlanner) proxy(seen Seen) {
 	}
 }
 
-// warnOfOutage warns that the only API server is unavailable while it restarts.
 func (p *kubernetesPlanner) warnOfOutage() {
 	planes := cluster.Where(p.Nodes, func(n Node) bool { return n.Role == cluster.ControlPlane })
 	if len(planes) == 1 {
@@ -413,7 +410,6 @@ func (p Plan) RequireSame(shown Plan) error {
 	return fault.WithHint(fault.PlanMoved.Refusedf("the cluster is no longer as the plan says: %s", strings.Join(other, "; ")), "nothing was changed; the same command again shows the plan of now")
 }
 
-// differs says how a node has changed since it was shown.
 func (n Node) differs(shown Node) (how []string) {
 	switch {
 	case n.UUID != shown.UUID || n.Addr != shown.Addr || n.Role != shown.Role:
@@ -492,7 +488,6 @@ func (p *kubernetesPlanner) leftOver() string {
 	return left + command + " --dry-run shows what differs, and without --dry-run applies it"
 }
 
-// alongFirst says how to bring kube-proxy to the version of the control planes.
 func (p *kubernetesPlanner) alongFirst() string {
 	if command, _ := p.talosctl(p.lowest); command != "" {
 		return command + " brings it along first"
@@ -548,7 +543,6 @@ func Observe(ctx context.Context, talos cluster.TalosReader, kube cluster.KubeRe
 	return seen, err
 }
 
-// Await waits until the Kubernetes API answers.
 func Await(ctx context.Context, kube cluster.NodeReader, t cluster.Timing, say func(string)) error {
 	return wait.Until(ctx, wait.For{Name: "the Kubernetes API to answer", Every: t.Poll, Timeout: t.Join, Seen: say}, func(ctx context.Context) (bool, string, error) {
 		_, err := kube.Nodes(ctx)
@@ -699,7 +693,6 @@ func (u *Upgrade) requireOthers(ctx context.Context, except spotOf) error {
 	return u.requireEtcd(ctx)
 }
 
-// downNodes lists the nodes that are not Ready, and control planes that are not in the plan.
 func (p Plan) downNodes(nodes []cluster.KubeNode, except spotOf) (down []string) {
 	for _, k := range nodes {
 		planned := slices.ContainsFunc(p.Nodes, func(n Node) bool { return n.Node == k.Name && n.UUID == k.UUID })

@@ -203,7 +203,6 @@ func (k *kubernetesStep) target(ctx context.Context) (m cluster.MachineKubernete
 	return m, to, err
 }
 
-// settle waits until all of the spots have been healthy for the settling time.
 func (u *Upgrade) settle(ctx context.Context, path string, spots []spotOf) error {
 	var since time.Time // zero while a spot is not healthy
 	name := fmt.Sprintf("%s healthy for %s", describe(spots), u.Timing.Settle)
@@ -250,7 +249,6 @@ func (u *Upgrade) hasSettled(node string, c cluster.Component) bool {
 	return u.settled[spotOf{node, c}]
 }
 
-// withRemedy adds what can be done about a component that does not start.
 func (u *Upgrade) withRemedy(ctx context.Context, spots []spotOf, err error) error {
 	if !errors.Is(err, context.DeadlineExceeded) || ctx.Err() != nil {
 		return err
@@ -276,7 +274,6 @@ func (p Plan) find(name string) Node {
 	return n
 }
 
-// lackAny names the first thing that one of the spots still lacks.
 func (u *Upgrade) lackAny(ctx context.Context, spots []spotOf) (string, error) {
 	for _, s := range spots {
 		if what, err := u.lacks(ctx, u.Plan.find(s.node), s.c); what != "" || err != nil {
@@ -481,7 +478,6 @@ func (u *Upgrade) check(ctx context.Context) error {
 	return u.requireOthers(ctx, spotOf{})
 }
 
-// changed lists the components whose configuration names the wanted version.
 func (u *Upgrade) changed(ctx context.Context) (out []spotOf, err error) {
 	for _, n := range u.Plan.Nodes {
 		m, err := u.Talos.Kubernetes(ctx, n.Addr)
@@ -538,7 +534,6 @@ func (p *kubernetesPlanner) serverLacks(seen NodeSeen) string {
 	return ""
 }
 
-// kubeletDown says why a kubelet is not available, whatever its version.
 func kubeletDown(seen NodeSeen) string {
 	switch {
 	case !seen.Machine.KubeletHealthy:

@@ -159,7 +159,6 @@ var mends = map[string]func(cluster.Strategy) bool{
 	"vm-config":        func(cluster.Strategy) bool { return false },
 }
 
-// sayMends adds, to each reason that not every strategy mends, which strategies do.
 func (d *Drift) sayMends() {
 	for i := range d.Reasons {
 		r := &d.Reasons[i]
@@ -682,7 +681,6 @@ func idOf(schematic string) string {
 // imagerAuthor is the author of the schematic's entry in images that recast built with the Talos imager.
 const imagerAuthor = "recast"
 
-// builder says who built the image, according to the image.
 func builder(author string) string {
 	flavor, url, _ := strings.Cut(strings.TrimSuffix(author, ")"), " (")
 	switch {
@@ -696,7 +694,6 @@ func builder(author string) string {
 	return flavor + " at " + url
 }
 
-// summary states the result of the chain in a few sentences, the worst first.
 func (j judged) summary(p Provenance) []string {
 	var out []string
 	if p.Contradicted() {
@@ -729,7 +726,6 @@ func names(links []ProvenanceLink, s Certainty) []string {
 	return cluster.Each(of, func(l ProvenanceLink) string { return l.Name })
 }
 
-// lockLink says what recast.lock wants. It is recomputed from the file at each reading.
 func (t Trail) lockLink() ProvenanceLink {
 	w := t.Wanted
 	if w == nil {

@@ -384,7 +384,6 @@ type kubernetesFit struct {
 	both         string // why neither of the wanted versions supports the other
 }
 
-// fitOf returns nil if the node has the wanted Kubernetes, or no version is wanted.
 func fitOf(talos cluster.Compatibility, w cluster.Wanted, m cluster.Machine, kubelet string) *kubernetesFit {
 	if w.Kubernetes == "" || kubelet == "" || kubelet == w.Kubernetes || w.Build.TalosVersion == "" {
 		return nil
@@ -395,7 +394,6 @@ func fitOf(talos cluster.Compatibility, w cluster.Wanted, m cluster.Machine, kub
 	}
 }
 
-// order says which comes first: the roll, or the upgrade of Kubernetes.
 func (k kubernetesFit) order() string {
 	upgrade := fmt.Sprintf("recast upgrade-k8s --to %s", k.wanted)
 	change := fmt.Sprintf("Kubernetes %s → %s: ", k.runs, k.wanted)

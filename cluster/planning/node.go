@@ -321,7 +321,6 @@ func (n *NodePlan) oneWay(file cluster.FoundFile) []string {
 	return out
 }
 
-// addedArgs returns the kernel arguments that a file adds, for GRUB.
 func addedArgs(changes []config.Change) []string {
 	var out []string
 	for _, c := range changes {
@@ -627,7 +626,6 @@ func planReshape(n *NodePlan, o observe.Observation, p Policy) {
 	}
 }
 
-// planShape shows what changes in the VM along with the node, and refuses what recast does not do.
 func planShape(n *NodePlan, o observe.Observation, p Policy) {
 	if n.Strategy.From() != cluster.Serving || !n.Strategy.BringsShape() || n.Resume || !p.does(VM) {
 		return

@@ -35,7 +35,6 @@ func (p Plan) Estimate() time.Duration {
 	return end
 }
 
-// estimate returns how long batches take that are rolled at the same time.
 func (p Plan) estimate(batches []Batch) (whole time.Duration) {
 	room := map[string]int{}
 	maps.Copy(room, p.Room)
@@ -174,7 +173,6 @@ func (t *timeline) slot(name string) []time.Duration {
 	return t.free[name]
 }
 
-// take occupies the slots for a duration, as soon as all of them are free.
 func (t *timeline) take(slots []string, lasts time.Duration) (end time.Duration) {
 	end = t.earliest(slots) + lasts
 	for _, name := range slots {
@@ -779,7 +777,6 @@ func (n surgeNode) remove(disks []cluster.Disk) {
 	}
 }
 
-// workersOut returns how many workers that serve now the plan takes out.
 func (p surging) workersOut() (out int) {
 	for _, n := range p.Nodes {
 		if n.Role == cluster.Worker && !n.Wanted.Surge && n.takenOut() && !n.staysUp() {
@@ -789,7 +786,6 @@ func (p surging) workersOut() (out int) {
 	return out
 }
 
-// workers counts the workers that were found, without surge nodes.
 func workers(wanted []cluster.Wanted, o observe.Observation) (count int) {
 	for i, f := range o.Found {
 		if f.Machine != nil && !f.Machine.ControlPlane && !wanted[i].Surge {

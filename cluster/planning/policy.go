@@ -415,7 +415,6 @@ func (p Plan) TrialsOf(h Rehearsal) []Trial {
 	return out
 }
 
-// addressFor picks a fixed address in the node's network, a different one for each host while there are enough.
 func (h Rehearsal) addressFor(n NodePlan, host int) netip.Prefix {
 	near := slices.DeleteFunc(slices.Clone(h.Addresses), func(a netip.Prefix) bool { return !a.Contains(n.Addr) })
 	if n.Wanted.Build.Platform != "nocloud" || len(near) == 0 {

@@ -177,7 +177,6 @@ func nodesOf(runs []Replacing) (nodes []string) {
 	return nodes
 }
 
-// named selects the run that u names.
 func (u Undone) named(open, finished []Replacing) (ofOpen, ofFinished []Replacing, err error) {
 	all := slices.Concat(open, finished)
 	var found []string

@@ -140,7 +140,6 @@ func documentOf(was, is cluster.ConfigVolume) string {
 	return cmp.Or(was.Document, is.Document, was.ID)
 }
 
-// dropped says what a node loses by a volume whose document is gone.
 func dropped(s cluster.VolumeStatus) string {
 	if strings.HasPrefix(s.ID, cluster.RawVolume) || strings.HasPrefix(s.ID, cluster.SwapVolume) {
 		return "Talos no longer uses it, and what is on it stays there"
@@ -406,7 +405,6 @@ func (p worldOf) ceph() {
 	}
 }
 
-// storagesOf returns the storages with disks of the node's VM, or with its new system disk.
 func storagesOf(n *NodePlan) (names []string) {
 	if n.Space != nil {
 		names = append(names, n.Space.Storage.Name)

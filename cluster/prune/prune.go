@@ -33,7 +33,6 @@ type ParkingPruner struct {
 	Storages func(ctx context.Context, host string) ([]string, error)
 }
 
-// Steps returns a step for each disk and VM, in the order in which they are removed.
 func (p ParkingPruner) Steps() []step.Step {
 	var steps []step.Step
 	for i := range p.Kept {
@@ -184,7 +183,6 @@ func (p ParkingPruner) Unnamed(ctx context.Context, vm cluster.VM) ([]string, er
 	return slices.Compact(out), nil
 }
 
-// KeepUnnamed keeps each parking VM that owns unnamed volumes.
 func (p ParkingPruner) KeepUnnamed(ctx context.Context, vms []cluster.VM) error {
 	for i := range p.VMs {
 		v := &p.VMs[i]
@@ -472,7 +470,6 @@ func parkingWith(parkings []parking.Parking, id cluster.VMID) *parking.Parking {
 	return pointer(parkings, func(p parking.Parking) bool { return p.VM.ID == id })
 }
 
-// pointer returns a pointer to the first element that matches; nil if none does.
 func pointer[T any](all []T, is func(T) bool) *T {
 	if i := slices.IndexFunc(all, is); i >= 0 {
 		return &all[i]

@@ -71,7 +71,6 @@ type Replica struct {
 	Percent int  // filled part of the copy; 0: nothing, or unknown
 }
 
-// Whole says whether there are as many copies as wanted, and all are healthy.
 func (v Volume) Whole() bool {
 	return len(v.Replicas) >= v.Wanted && !slices.ContainsFunc(v.Replicas, func(r Replica) bool { return !r.Healthy })
 }
@@ -93,7 +92,6 @@ type Exposure struct {
 // Refuses says whether the exposure forbids a node to go. removed: the node does not come back.
 func (e Exposure) Refuses(removed bool) bool { return !e.Brief && (!e.Alone || removed) }
 
-// meanwhile ends the Note of an exposure that is Alone.
 const meanwhile = ", and is not there while the node is away"
 
 func (e Exposure) String() string { return e.Volume + " " + e.Why }
@@ -374,7 +372,6 @@ func Unchecked(systems []System, node string, seen map[string]string) string {
 // shown is how many names fit on a line.
 const shown = 3
 
-// Some lists the first names, and how many more there are.
 func Some(names []string) string {
 	text := strings.Join(names[:min(len(names), shown)], ", ")
 	if more := len(names) - shown; more > 0 {
@@ -601,7 +598,6 @@ type Hold struct {
 	Undo string // the command that gives the previous value back by hand
 }
 
-// String says what is held, for people.
 func (h Hold) String() string {
 	text := fmt.Sprintf("%s: %s was %s before recast set it to %s, while %s %s away", h.System, h.Setting, cmp.Or(h.Was, "not set"), h.Set,
 		strings.Join(h.For(), ", "), map[bool]string{true: "is", false: "are"}[len(h.Nodes) == 1])
@@ -633,7 +629,6 @@ func ParseMemo(text string, number func(string) (int, error)) (m Memo, err error
 	return m, errors.Join(errWas, errSet)
 }
 
-// For lists the nodes, sorted.
 func (m Memo) For() []string { return slices.Sorted(maps.Keys(m.Nodes)) }
 
 // By adds to the memo which run began to hold, and when, unless the memo says so already.
@@ -716,7 +711,6 @@ type Setting struct {
 	Undo  func(m Memo) (string, error) // as of Hold
 }
 
-// memo reads the memo; one without nodes if nothing is stored.
 func (s Setting) memo() (m Memo, err error) {
 	text, held := s.Beside[s.Key]
 	if !held {
@@ -737,7 +731,6 @@ func (s Setting) Own() (string, error) {
 	return s.Value, err
 }
 
-// Held lists the settings that recast has changed.
 func Held(settings []Setting) (holds []Hold, err error) {
 	for _, s := range settings {
 		m, err := s.memo()
@@ -775,7 +768,6 @@ func HoldRebuild(ctx context.Context, settings []Setting, node, run string, atLe
 	})
 }
 
-// GiveBack implements Holder for a system with these settings.
 func GiveBack(ctx context.Context, settings []Setting, nodes ...string) (said string, err error) {
 	return amend(nodes, settings, func(s Setting) (string, error) {
 		had, err := s.memo()

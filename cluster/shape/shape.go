@@ -39,7 +39,6 @@ type Difference struct {
 	grows   bool   // the size of a disk, which has a request of its own
 }
 
-// String is "memory: 4096 → 8192".
 func (d Difference) String() string {
 	return fmt.Sprintf("%s: %s → %s", d.Key, cmp.Or(d.Found, "none"), d.Wanted)
 }
@@ -50,7 +49,6 @@ func (d Difference) InConfig() bool { return d.setting != "" }
 // Differences are those of one VM.
 type Differences []Difference
 
-// At returns the differences that are put right at that time.
 func (ds Differences) At(w When) Differences {
 	return slices.DeleteFunc(slices.Clone(ds), func(d Difference) bool { return d.When != w })
 }
@@ -73,7 +71,6 @@ func (ds Differences) Changed() []string {
 	return keys
 }
 
-// String lists the differences.
 func (ds Differences) String() string {
 	return strings.Join(cluster.Each(ds, Difference.String), ", ")
 }
@@ -178,7 +175,6 @@ func normal(key, value string) string {
 // cardModels are models of network cards. The option with the MAC is named after the model: "virtio=BC:24:…".
 var cardModels = []string{"e1000", "e1000-82540em", "e1000-82544gc", "e1000-82545em", "e1000e", "i82551", "i82557b", "i82559er", "ne2k_isa", "ne2k_pci", "pcnet", "rtl8139", "virtio", "vmxnet3"}
 
-// split returns a device's options by name, and their names in order.
 func split(key, value string) (of map[string]string, order []string) {
 	of = map[string]string{}
 	set := func(name, value string) {
@@ -382,7 +378,6 @@ func byHand(vm cluster.VM, to string) string {
 	return fmt.Sprintf("on %s: %s", vm.Host, cluster.MigrateCommand(vm, to))
 }
 
-// Moves returns the host to which the VM is migrated at that time; "" if to none.
 func (ds Differences) Moves(w When) string {
 	d, _ := cluster.Find(ds.At(w), func(d Difference) bool { return d.Key == hostKey })
 	return d.Wanted
@@ -495,7 +490,6 @@ type Running struct {
 	Machine func(ctx context.Context) (cluster.Machine, error) // reads the node's machine
 }
 
-// Now reads the VM, and compares it with its shape.
 func (r Running) Now(ctx context.Context) (vm cluster.VM, ds Differences, err error) {
 	if vm, err = r.Proxmox.VM(ctx, r.VMID); err != nil {
 		return vm, nil, fmt.Errorf("look up VM %d: %w", r.VMID, err)
@@ -608,7 +602,6 @@ func Settings(vm cluster.VM, s cluster.Shape, ds Differences) (map[string]string
 	return set, nil
 }
 
-// Grow grows the disks whose size is one of the differences.
 func Grow(ctx context.Context, px interface {
 	cluster.Editor
 	cluster.VMReader
@@ -685,7 +678,6 @@ func cloudInit(key string) bool {
 		slices.Contains([]string{"cicustom", "cipassword", "citype", "ciupgrade", "ciuser", "nameserver", "searchdomain", "sshkeys"}, key)
 }
 
-// givesAddress says whether a value of ipconfigN gives the machine that address.
 func givesAddress(value string, addr netip.Addr) bool {
 	for o := range strings.SplitSeq(value, ",") {
 		_, of, _ := strings.Cut(o, "=")
@@ -733,7 +725,6 @@ func Lacks(w cluster.Wanted) []string {
 	return out
 }
 
-// system returns the disk of the shape that Talos is installed on.
 func system(w cluster.Wanted) (cluster.ShapeDisk, bool) {
 	return cluster.Find(w.Shape.Disks, func(d cluster.ShapeDisk) bool {
 		return d.Key == w.SystemDisk && d.Storage != ""

@@ -66,7 +66,6 @@ func (a Assessment) systemDisk() (cluster.Disk, bool) {
 	return cluster.Find(a.disks, func(d cluster.Disk) bool { return a.System != "" && d.Key == a.System })
 }
 
-// etcd adds what etcd forbids for a control plane.
 func (a Assessment) etcd(m cluster.Machine, o observe.Observation, p planning.Policy) {
 	onSystem, err := strategy.EtcdOnSystemDisk(m)
 	for _, s := range cluster.Strategies {
@@ -173,7 +172,6 @@ func (s Survey) Needs(wanted []cluster.Wanted, assessments []Assessment) Needs {
 	return needs
 }
 
-// match finds the VM of a node; if Kubernetes can't be asked, by the VMID in the configuration.
 func (s *Survey) match(w cluster.Wanted, members []cluster.Member) (observe.Found, error) {
 	if s.Kubernetes == nil {
 		f, err := observe.MatchNodes(w, &s.Observation, members)
@@ -229,7 +227,6 @@ func (s Survey) unseen(a Assessment) bool {
 	})
 }
 
-// assess lists for one node what forbids which strategy.
 func assess(w cluster.Wanted, f observe.Found, o observe.Observation, p planning.Policy) Assessment {
 	a := Assessment{Node: w.Name}
 	if f.Absent != nil {
@@ -462,7 +459,6 @@ func discoverSources(ctx context.Context, src observe.Sources) (d Discovery, mem
 	return d, members, nodes, err
 }
 
-// requireOneCluster refuses a kubeconfig and a talosconfig of different clusters.
 func requireOneCluster(members []cluster.Member, nodes []cluster.KubeNode) error {
 	var names []string
 	for _, m := range members {
@@ -478,7 +474,6 @@ func requireOneCluster(members []cluster.Member, nodes []cluster.KubeNode) error
 		"TALOSCONFIG and KUBECONFIG name them; talosctl kubeconfig FILE writes the one that belongs to the talosconfig")
 }
 
-// whereabouts lists the nodes that Talos' discovery or Kubernetes knows, with their addresses.
 func whereabouts(members []cluster.Member, nodes []cluster.KubeNode) []Discovered {
 	var out []Discovered
 	for i, n := range nodes {
@@ -543,7 +538,6 @@ func excludable(nodes []Discovered, exclude []string) error {
 	return nil
 }
 
-// match finds the node's VM by its UUID, and classifies its disks.
 func (d *Discovered) match(vms []cluster.VM) error {
 	uuid := d.Machine.UUID
 	if uuid == "" {
