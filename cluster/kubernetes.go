@@ -264,31 +264,17 @@ func (v Version) Before(o Version) bool { return v.Compare(o) < 0 }
 
 // comparePre orders pre-releases before their release, as https://semver.org does.
 func comparePre(a, b string) int {
-	switch {
-	case a == b:
-		return 0
-	case a == "":
-		return 1
-	case b == "":
-		return -1
+	if a == "" || b == "" {
+		return TrueFirst(b == "", a == "")
 	}
-	as, bs := strings.Split(a, "."), strings.Split(b, ".")
-	for i := range min(len(as), len(bs)) {
-		x, errX := strconv.Atoi(as[i])
-		y, errY := strconv.Atoi(bs[i])
-		switch {
-		case as[i] == bs[i]:
-		case errX == nil && errY == nil:
+	return slices.CompareFunc(strings.Split(a, "."), strings.Split(b, "."), func(a, b string) int {
+		x, errX := strconv.Atoi(a)
+		y, errY := strconv.Atoi(b)
+		if errX == nil && errY == nil {
 			return cmp.Compare(x, y)
-		case errX == nil:
-			return -1 // numbers come before words
-		case errY == nil:
-			return 1
-		default:
-			return cmp.Compare(as[i], bs[i])
 		}
-	}
-	return cmp.Compare(len(as), len(bs))
+		return cmp.Or(TrueFirst(errX == nil, errY == nil), cmp.Compare(a, b)) // numbers come before words
+	})
 }
 
 // PauseMark is the annotation that keeps recast from taking a node out of service. Its value is the reason.

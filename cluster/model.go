@@ -365,13 +365,8 @@ func Where[T any](values []T, is func(T) bool) (out []T) {
 }
 
 func TrueFirst(a, b bool) int {
-	switch {
-	case a == b:
-		return 0
-	case a:
-		return -1
-	}
-	return 1
+	rank := map[bool]int{true: 0, false: 1}
+	return rank[a] - rank[b]
 }
 
 // Find returns the first value for which is returns true; ok is false if there is none.

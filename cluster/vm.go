@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -44,14 +45,8 @@ func ArgName(arg string) string { name, _, _ := strings.Cut(arg, "="); return na
 
 // Arch is the architecture that a VM's configuration names, as images name it.
 func (vm VM) Arch() string {
-	switch arch := vm.Config["arch"]; arch {
-	case "x86_64":
-		return "amd64"
-	case "aarch64":
-		return "arm64"
-	default:
-		return arch
-	}
+	arch := vm.Config["arch"]
+	return cmp.Or(map[string]string{"x86_64": "amd64", "aarch64": "arm64"}[arch], arch)
 }
 
 // FixedAddress returns the cloud-init setting that gives a VM an address without DHCP; "" if no setting does. Without
@@ -508,11 +503,8 @@ func (c FirewallConfig) String() string {
 		{len(c.Aliases), "alias", "aliases"},
 		{len(c.Sets), "IP set", "IP sets"},
 	} {
-		switch {
-		case part.n == 1:
-			parts = append(parts, "1 "+part.one)
-		case part.n > 1:
-			parts = append(parts, fmt.Sprintf("%d %s", part.n, part.many))
+		if part.n > 0 {
+			parts = append(parts, fmt.Sprintf("%d %s", part.n, map[bool]string{true: part.one, false: part.many}[part.n == 1]))
 		}
 	}
 	return strings.Join(parts, ", ")

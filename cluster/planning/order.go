@@ -76,7 +76,9 @@ func (p *Plan) spread() {
 				at, nodes = append(at, i), append(nodes, n)
 			}
 		}
-		for i, n := range ownPodLast(spread(nodes, limit, p.PerHost)) {
+		nodes = spread(nodes, limit, p.PerHost)
+		slices.SortStableFunc(nodes, func(a, b NodePlan) int { return cluster.TrueFirst(!a.OwnPod, !b.OwnPod) })
+		for i, n := range nodes {
 			p.Nodes[at[i]] = n
 		}
 	}
@@ -203,37 +205,22 @@ func heedOwnPod(p *Plan, o observe.Observation) {
 	}
 }
 
-func ownPodLast(nodes []NodePlan) []NodePlan {
-	i := slices.IndexFunc(nodes, func(n NodePlan) bool { return n.OwnPod })
-	if i < 0 {
-		return nodes
-	}
-	own := nodes[i]
-	return append(slices.Delete(slices.Clone(nodes), i, i+1), own)
-}
-
 // holders returns the VMs that own disks of the node: the configured one, and owners of disks that its VM has or had.
 func (n NodePlan) holders() []cluster.VMID {
-	ids := map[cluster.VMID]bool{}
-	if n.Wanted.Holder != 0 {
-		ids[n.Wanted.Holder] = true
-	}
+	ids := []cluster.VMID{n.Wanted.Holder}
 	if vm := n.Found.VM; vm != nil {
 		disks, _ := vm.Disks() // an unreadable one is refused elsewhere
 		for _, d := range disks {
-			if !d.CDROM && !d.CSI() && d.Owner != 0 && d.Owner != vm.ID {
-				ids[d.Owner] = true
+			if !d.CDROM && !d.CSI() && d.Owner != vm.ID {
+				ids = append(ids, d.Owner)
 			}
 		}
 	}
 	if park := n.Found.Parking; park != nil {
-		for _, d := range park.Record.Disks {
-			if d.Holder != 0 {
-				ids[d.Holder] = true
-			}
-		}
+		ids = append(ids, cluster.Each(park.Record.Disks, func(d parking.ParkedDisk) cluster.VMID { return d.Holder })...)
 	}
-	return slices.Sorted(maps.Keys(ids))
+	slices.Sort(ids)
+	return slices.DeleteFunc(slices.Compact(ids), func(id cluster.VMID) bool { return id == 0 })
 }
 
 // slots returns what a node holds while it is out. Nodes that share a slot for one are never out together.

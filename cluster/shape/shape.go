@@ -315,7 +315,8 @@ func (c *comparison) disk(d cluster.ShapeDisk) error {
 var offByDefault = map[string]string{"backup": "1", "replicate": "1", "iothread": "0", "ssd": "0", "discard": "ignore"}
 
 func (c *comparison) newDisk(d cluster.ShapeDisk) Difference {
-	diff := Difference{Key: d.Key, Wanted: Allocation(d), When: Off, setting: d.Key}
+	allocates := cluster.Disk{Volid: fmt.Sprintf("%s:%d", d.Storage, d.SizeGiB), Options: d.Options}
+	diff := Difference{Key: d.Key, Wanted: allocates.Value(), When: Off, setting: d.Key}
 	switch {
 	case d.Storage == "" || d.SizeGiB == 0:
 		diff.When, diff.Wanted, diff.Why = Never, "a disk", "there is no such disk, and to make it takes its storage and its size"
@@ -323,11 +324,6 @@ func (c *comparison) newDisk(d cluster.ShapeDisk) Difference {
 		diff.When = Live
 	}
 	return diff
-}
-
-// Allocation returns the value of a drive with which Proxmox allocates a new disk.
-func Allocation(d cluster.ShapeDisk) string {
-	return cluster.Disk{Volid: fmt.Sprintf("%s:%d", d.Storage, d.SizeGiB), Options: d.Options}.Value()
 }
 
 // noticesSize: a running guest sees a new or grown disk in that slot. Proxmox plugs none into IDE and SATA.

@@ -396,7 +396,9 @@ func Discover(ctx context.Context, src observe.Sources, o DiscoverOptions) (Disc
 	found := whereabouts(members, nodes)
 	listed := len(found)
 	errs := discoverMachines(ctx, src.Talos, found)
-	found, errs, d.Silent = addSeeds(ctx, src.Talos, found, errs, o.Addrs, addresses(members, nodes))
+	known := cluster.Each(members, func(m cluster.Member) []netip.Addr { return m.Addresses })
+	known = append(known, cluster.Each(nodes, func(n cluster.KubeNode) []netip.Addr { return n.Addresses })...)
+	found, errs, d.Silent = addSeeds(ctx, src.Talos, found, errs, o.Addrs, slices.Concat(known...))
 	if err := allListed(listed, found[listed:], src.Kube != nil); err != nil {
 		return Discovery{}, err
 	}
@@ -662,17 +664,6 @@ func (d Discovery) Own(name string) []cluster.VM {
 func IsClaim(vm cluster.VM) bool {
 	_, held, _ := claim.Read(vm)
 	return held
-}
-
-func addresses(members []cluster.Member, nodes []cluster.KubeNode) []netip.Addr {
-	var out []netip.Addr
-	for _, m := range members {
-		out = append(out, m.Addresses...)
-	}
-	for _, n := range nodes {
-		out = append(out, n.Addresses...)
-	}
-	return out
 }
 
 // addSeeds adds the machines at further addresses. If a listed node did not answer at its own address but answers at
