@@ -18,38 +18,26 @@ import (
 	"github.com/recast-sh/recast/internal/wait"
 )
 
-// ErrNotFound: what was asked for does not exist. Adapters wrap it only for a clear answer of the server.
-var ErrNotFound = errors.New("not found")
+var (
+	// ErrNotFound: what was asked for does not exist. Adapters wrap it only for a clear answer of the server.
+	ErrNotFound = errors.New("not found")
+	ErrChanged  = errors.New("changed by someone else")  // a VM's configuration no longer has the given digest
+	ErrLocked   = errors.New("locked by someone's task") // nothing was done: a task has locked a VM's configuration
+	// ErrStorageBusy says that a volume could not be renamed because it was in use, or that the rename took too long:
+	// then the volume may have its new name anyway, or get it later.
+	ErrStorageBusy = errors.New("its storage is busy with the volume")
+	ErrExists      = errors.New("exists already") // a VM with that VMID, somewhere in the Proxmox cluster
+	// ErrLostAnswer: a change was sent, and may have happened. Read the present state before doing anything else.
+	ErrLostAnswer = errors.New("no answer: it may or may not have happened")
+	ErrNoAnswer   = errors.New("no answer") // of a server: what it stores is unknown
+	// ErrNotNow says that a server gave no clear answer to a read: the server was not reached, was too slow, or failed. A
+	// retry may get an answer. A change has this error only if nothing was sent, or if the change is safe to repeat.
+	ErrNotNow = errors.New("no answer just now")
+	ErrBusy   = errors.New("an installation is in progress already") // nothing was started
+	ErrNotYet = errors.New("it is not ready for that yet")           // a machine; nothing was started
+)
 
-// ErrChanged says that a VM's configuration no longer has the given digest.
-var ErrChanged = errors.New("changed by someone else")
-
-// ErrLocked says that nothing was done because another task has locked a VM's configuration.
-var ErrLocked = errors.New("locked by someone's task")
-
-// ErrStorageBusy says that a volume could not be renamed because it was in use, or that the rename took too long:
-// then the volume may have its new name anyway, or get it later.
-var ErrStorageBusy = errors.New("its storage is busy with the volume")
-
-// ErrExists says that a VM with that VMID already exists somewhere in the Proxmox cluster.
-var ErrExists = errors.New("exists already")
-
-// ErrLostAnswer: a change was sent, and may have happened. Read the present state before doing anything else.
-var ErrLostAnswer = errors.New("no answer: it may or may not have happened")
-
-// ErrNoAnswer says that a server could not be reached, or could not answer the request: what it stores is unknown.
-var ErrNoAnswer = errors.New("no answer")
-
-// ErrNotNow says that a server gave no clear answer to a read: the server was not reached, was too slow, or failed. A
-// retry may get an answer. A change has this error only if nothing was sent, or if the change is safe to repeat.
-var ErrNotNow = errors.New("no answer just now")
-
-// ErrBusy says that a machine is already installing; nothing was started.
-var ErrBusy = errors.New("an installation is in progress already")
-
-// ErrNotYet says that a machine is not ready for the request; nothing was started.
-var ErrNotYet = errors.New("it is not ready for that yet")
-
+// Access says what our token may do.
 type Access interface {
 	// TokenID names the token, without its secret: "recast@pve!roll".
 	TokenID() string
