@@ -39,8 +39,7 @@ func DiffImage(b Build, m RunningSystem, past History) []Reason {
 	return append(out, extensions...)
 }
 
-// diffSchematic lists how the schematic that an image states differs from the build's. byName says that extensions
-// differ by name or version: the caller lists those.
+// diffSchematic compares an image's schematic with the build's. byName: extensions differ by name or version.
 func diffSchematic(b Build, s SchematicEntry, past History, byName bool) []Reason {
 	var out []Reason
 	found := s.LockHash()
@@ -194,8 +193,7 @@ func BootISO(d Disk) (name string, ok bool) {
 // LockArg is the kernel argument in which a schematic carries the hash of its extension digests.
 const LockArg = config.LockArg
 
-// LockHash returns the lock hash that the image's schematic states, "sha256-…"; "" if recast did not lock it. The
-// running kernel's command line is no evidence: GRUB drops schematic arguments on an upgrade.
+// LockHash is the schematic's "sha256-…"; "": not recast's. GRUB drops arguments: the running cmdline proves nothing.
 func (s SchematicEntry) LockHash() string {
 	for field := range strings.FieldsSeq(s.YAML) {
 		if hash, ok := strings.CutPrefix(strings.Trim(field, `"'`), LockArg); ok {
@@ -205,8 +203,7 @@ func (s SchematicEntry) LockHash() string {
 	return ""
 }
 
-// IsBeingInstalled says whether the machine may still leave its boot ISO by itself. After an
-// interrupted installation its stage is "running".
+// IsBeingInstalled: the machine may still leave its boot ISO by itself. If that broke off, the stage is "running".
 func (m Machine) IsBeingInstalled() bool { return m.FromISO && m.Stage != "running" }
 
 // DiffInstalled compares the build with what the machine would become without recast, at its next boot or installation.
@@ -230,8 +227,7 @@ func DiffInstalled(b Build, m RunningSystem, installImage string) []Reason {
 	return out
 }
 
-// installs says whether an image reference is the build's installer: by digest, or by the factory's tag, where the
-// repository is named after the schematic. Any digest matches while the build's own is unknown.
+// installs: an image is the build's installer, by digest (any while ours is unknown), or the factory's tag.
 func (b Build) installs(image string) bool {
 	_, digest, pinned := strings.Cut(image, "@")
 	_, want, built := strings.Cut(b.Installer, "@")
@@ -247,9 +243,8 @@ func (e LockedExtension) Title() string { return strings.TrimSpace(e.Name + " " 
 // PreviousLock says how to go back without a kept disk. recast refuses a lock that does not match what is beside it.
 const PreviousLock = "put the previous lock back, with what it is of (git checkout COMMIT -- recast.yaml recast.lock schematics/), and recast roll"
 
-// InstallArgs returns the kernel arguments for GRUB in the machine's configuration (machine.install.extraKernelArgs)
-// as named, and those of them that the running kernel has as running. byImage says that the configuration makes GRUB
-// take the image's arguments instead (grubUseUKICmdline).
+// InstallArgs returns the kernel arguments for GRUB in the machine's configuration (extraKernelArgs) as named, and
+// those that the kernel has as running. byImage: GRUB takes the image's instead (grubUseUKICmdline).
 func (m Machine) InstallArgs() (named, running []string, byImage bool) {
 	if !bytes.Contains(m.Configs.Active, []byte("extraKernelArgs")) {
 		return nil, nil, false // each plan calls this for each node: parsing takes longer
@@ -325,8 +320,7 @@ func (w Wanted) TellArgs(vm VM, m Machine) []string {
 	return out
 }
 
-// ByGRUB says whether GRUB boots the machine: with SeaBIOS, and with UEFI where an installer before Talos 1.10 wrote
-// GRUB, so that no entry of systemd-boot is known.
+// ByGRUB: GRUB boots the machine, with SeaBIOS, and with UEFI where Talos before 1.10 installed it, with no entry.
 func (m Machine) ByGRUB(vm VM) bool {
 	return vm.ByBIOS() || !m.FromISO && m.BootEntry == "" && m.NextBoot == ""
 }
@@ -374,8 +368,7 @@ func ArgsWait(vm VM, m Machine, changes []config.Change) string {
 	return ""
 }
 
-// omniArg is the kernel argument that joins a machine to Omni. OmniDocument is the document of a machine
-// configuration that does the same. Talos' controllers/siderolink read both.
+// omniArg is the kernel argument, OmniDocument the document, that joins a machine to Omni (controllers/siderolink).
 const (
 	omniArg      = "siderolink.api"
 	OmniDocument = "SideroLinkConfig"

@@ -37,8 +37,7 @@ var (
 
 func IsDiskKey(key string) bool { return diskKey.MatchString(key) }
 
-// ParseDisk parses a drive's value, "volid,option=value,…". The volume is the part without a name, or the part named
-// file or volume, in any position (pve-common, JSONSchema.pm, parse_property_string).
+// ParseDisk parses "volid,option=value,…". The volume has no name, or file or volume, anywhere (parse_property_string).
 func ParseDisk(key, value string) (Disk, error) {
 	if !IsDiskKey(key) {
 		return Disk{}, fmt.Errorf("%q is not a drive", key)
@@ -84,8 +83,7 @@ func ParseDisk(key, value string) (Disk, error) {
 // CloudInit says whether this is Proxmox's own cloud-init drive, which it generates and deletes with the VM.
 func (d Disk) CloudInit() bool { return cloudInit.MatchString(d.Volid) }
 
-// cloudInit matches Proxmox's own cloud-init drives, as Proxmox does (PVE/QemuServer/Drive.pm, drive_is_cloudinit).
-// vm-9011-data-cloudinit is a user's disk.
+// cloudInit matches Proxmox's own cloud-init drives (drive_is_cloudinit). vm-9011-data-cloudinit is a user's disk.
 var cloudInit = regexp.MustCompile(`[:/](?:vm-\d+-)?cloudinit(?:\.(?:raw|qcow2|vmdk))?$`)
 
 func (d Disk) Storage() string { s, _, _ := strings.Cut(d.Volid, ":"); return s }
@@ -225,8 +223,7 @@ func slotNumber(hex string) int {
 	return int(n)
 }
 
-// How Proxmox reads a drive's options (qemu-server, PVE/QemuServer/Drive.pm; pve-common, JSONSchema.pm,
-// parse_property_string). A configuration keeps them as they were written until Proxmox rewrites that drive.
+// How Proxmox reads a drive's options (Drive.pm, parse_property_string), which stay as written until it rewrites them.
 var (
 	driveSwitches = []string{
 		"backup", "detect_zeroes", "iothread", "pre-enrolled-keys", "replicate", "ro", "scsiblock", "shared", "snapshot", "ssd",
@@ -519,8 +516,7 @@ func SameVolume(a, b Disk, storages []Storage) bool {
 	return a.image() == b.image() && samePlace(a.Storage(), b.Storage(), storages)
 }
 
-// NamesVolume says whether the drive names a volume that two slots can't share: not an ISO, not an empty
-// drive, and not the cloud-init drive, which Proxmox generates.
+// NamesVolume: two slots can't share what the drive names: no ISO, no empty drive, no generated cloud-init drive.
 func (d Disk) NamesVolume() bool {
 	return strings.ContainsAny(d.Volid, ":/") && !d.CloudInit() && (!d.CDROM || d.Owner != 0)
 }
@@ -573,8 +569,7 @@ func (s Storage) volumeGroup() string {
 	return s.Pool
 }
 
-// atPath says whether a path on a host is the path of a volume. The device mapper doubles the hyphens of a name.
-// Where the storage's own path is not known, the volume's name decides.
+// atPath: a host's path is a volume's. The device mapper doubles hyphens; without the storage's path, the name decides.
 func atPath(at string, d Disk, storages []Storage) bool {
 	at = strings.ReplaceAll(path.Clean(at), "--", "-")
 	name := path.Base(d.image())
@@ -646,9 +641,8 @@ func (m Machine) MachineDisks(vm VM, drives []Disk, key string) []MachineDisk {
 	})
 }
 
-// PersistentVolumes returns the volumes on the VM's own persistent drives. It leaves out disks that a storage system
-// attached over the network: those come and go with their pods. It fails if it can't tell which drive a volume is on:
-// otherwise a lost volume would go unnoticed.
+// PersistentVolumes returns the volumes on the VM's own persistent drives. It leaves out network disks, which come and
+// go with pods. It fails if a volume's drive is unknown: a lost volume would go unnoticed.
 func PersistentVolumes(vm VM, drives []Disk, m Machine, system Disk) ([]Volume, error) {
 	known, own := map[string]bool{}, map[string]bool{}
 	var lost []Disk
@@ -739,15 +733,13 @@ func (d Disk) wwids() []string {
 
 const naa = "naa."
 
-// contradicts says whether the machine's disk shows a name that is not the drive's. A name that the disk does not
-// show proves nothing: the name may have been set after the VM was started.
+// contradicts: the machine's disk shows another name. None proves nothing: it may have been set after the start.
 func (d Disk) contradicts(disk MachineDisk) bool {
 	return strings.HasPrefix(disk.WWID, naa) && !slices.Contains(d.wwids(), disk.WWID) ||
 		disk.Serial != "" && d.serial() != "" && !d.hasSerial(disk.Serial)
 }
 
-// Named returns the drive's options with this unique serial and, if the bus supports it, a WWN made
-// from it: the machine would not show the serial alone. NAA 3 is for locally assigned names.
+// Named returns the options with this serial and, if the bus has one, a WWN made of it (NAA 3: local) that shows it.
 func (d Disk) Named(serial string) []string {
 	d.Options = WithoutOption(d, "serial", "wwn").Options
 	d.Options = append(d.Options, "serial="+serial)

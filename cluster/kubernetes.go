@@ -29,8 +29,7 @@ const (
 	Kubelet           Component = "kubelet"
 )
 
-// Components are all components in the order in which Kubernetes is upgraded: no component may be newer than the
-// oldest API server (https://kubernetes.io/releases/version-skew-policy/).
+// Components are in the order of an upgrade: none may be newer than an API server (kubernetes.io version-skew-policy).
 var Components = []Component{APIServer, ControllerManager, Scheduler, KubeProxy, Kubelet}
 
 // StaticPods are the components that a control plane runs as static pods.
@@ -78,8 +77,7 @@ type MachineKubernetes struct {
 	Revisions      map[Component]uint64
 	KubeletHealthy bool // Talos' service
 	APIPort        int  // of its API server; 0: it runs none
-	// Pending says that the running configuration is not the stored one: another configuration is staged for the
-	// next boot, or is being tried. Editing the stored configuration would activate all of it.
+	// Pending: another configuration is staged or tried. Editing the stored one would activate all of it.
 	Pending bool
 }
 
@@ -169,9 +167,8 @@ func ImageOf(image string, v Version) (string, error) {
 	return r.String(), nil
 }
 
-// Retag returns image, which a configuration names, with the version of like, the image that runs. The repository
-// stays that of image. Retag returns like if image is "". If a tag is a vendor's, it returns image where both tags
-// are equal, and like where both images are in one repository.
+// Retag returns image, which a configuration names, with the version of like, the image that runs. The repository stays
+// that of image. It returns like for "". Of a vendor's tags it returns image if equal, like if in one repository.
 func Retag(image, like string) (string, error) {
 	if image == "" || image == like {
 		return like, nil
@@ -476,8 +473,7 @@ func RequireAPIServer(ctx context.Context, talos KubernetesReader, kube Componen
 	return fault.Prefix(fmt.Sprintf("the API server of %s does not serve at its own address", node), err)
 }
 
-// lacksAPIServer asks the API server itself: its pod has no readiness probe unless StartupProbesEnabled is set, and
-// counts as Ready from its start (k8stemplates/apiserver.go of Talos).
+// lacksAPIServer asks the API server itself: without readiness probe its pod is Ready from its start (k8stemplates).
 func lacksAPIServer(ctx context.Context, kube ComponentReader, addr netip.Addr, m MachineKubernetes) (string, error) {
 	version, err := kube.APIServer(ctx, netip.AddrPortFrom(addr, uint16(m.APIPort)))
 	if err != nil {
@@ -494,8 +490,7 @@ func lacksAPIServer(ctx context.Context, kube ComponentReader, addr netip.Addr, 
 // A server that is busy or restarts says nothing about a node. So a node's step is retried while its reads get no
 // answer. Each retry checks the step's goal first, and a step can be retried wherever it was interrupted.
 
-// IsUnanswered says whether err means only that a server gave no clear answer to a read, or to a change that is safe
-// to repeat. It is false if err also contains a refusal for another reason.
+// IsUnanswered: err only means no clear answer to a read, or a repeatable change, and has no other refusal in it.
 func IsUnanswered(err error) bool {
 	if _, isFinal := errors.AsType[*FinalError](err); isFinal || isClear(err) {
 		return false
@@ -571,9 +566,7 @@ func NoteUnanswered(ctx context.Context) {
 	}
 }
 
-// WithUnanswered returns a context for one call of an adapter that changes something, and a
-// function that says afterwards whether the call has sent a request that may still be carried out,
-// whatever the call returned (net/http/httptrace works in this way).
+// WithUnanswered returns a context for a changing call, and a function that says whether its request may yet come true.
 func WithUnanswered(ctx context.Context) (context.Context, func() bool) {
 	var noted atomic.Bool
 	return context.WithValue(ctx, unansweredKey{}, &noted), noted.Load

@@ -113,9 +113,8 @@ func (m RunningSystem) InstallsApart() bool {
 // Installable says whether the machine would install Talos on a disk that its configuration selects.
 func (m Machine) Installable() bool { return m.FromISO || m.SystemDisk == "" }
 
-// PendingReboot says whether the installed system differs from the running one. The entry that a machine says it
-// booted may be the entry of the previous boot: after a kexec Talos knows the new entry only if the kernel could
-// write an EFI variable (controllers/runtime/booted_entry.go). So the running version is compared too.
+// PendingReboot says whether the installed system differs from the running one. The entry that it says it booted may be
+// the previous boot's after a kexec (controllers/runtime/booted_entry.go), so the running version is compared too.
 func (m RunningSystem) PendingReboot() bool {
 	if m.NextBoot == "" || m.BootEntry == "" || m.NextBoot == m.BootEntry {
 		return false
@@ -167,8 +166,7 @@ func BlankAddress(addr netip.Addr, vm VM, m Machine, b Build) (set *BlankSetting
 	return reachBlank(addr, m.Addresses, blank)
 }
 
-// InstallDisk returns the disk that the machine runs from, to name it in the machine's configuration. It returns the
-// zero value if the disk is not known, or has no serial, WWID or bus path.
+// InstallDisk is the machine's disk, to name it in a configuration; zero if it is unknown, or has no name or address.
 func (m Machine) InstallDisk() MachineDisk {
 	d, _ := Find(m.Disks, func(d MachineDisk) bool { return d.Device == m.SystemDisk })
 	if d.Serial+d.WWID+d.BusPath == "" {
@@ -309,8 +307,7 @@ func ConfigSum(config []byte) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// ConfigVolume is one volume that holds data, as the Talos that reads a machine configuration understands it,
-// whichever document names the volume, and even if no document does.
+// ConfigVolume is a volume with data, as a configuration's Talos understands it, whether a document names it or not.
 type ConfigVolume struct {
 	ID         string // as in VolumeStatus
 	Document   string // what defines it, or would: "UserVolumeConfig data", "VolumeConfig ETCD", "machine.disks /dev/sdb"
@@ -382,8 +379,7 @@ const (
 
 // PartReader reads parts of a configured machine.
 type PartReader interface {
-	// ReadParts leaves the other parts unset. Readiness is never newer than the parts that it is compared with. The
-	// error names the address; a machine that answers but refuses our certificate is an error, too.
+	// ReadParts leaves other parts unset; readiness is never newer than they. A refused certificate is an error, too.
 	ReadParts(ctx context.Context, addr netip.Addr, parts MachineParts) (Machine, error)
 }
 
@@ -429,8 +425,7 @@ func ReadForPlan(ctx context.Context, talos PartReader, addr netip.Addr) (Machin
 	return talos.ReadParts(ctx, addr, planParts)
 }
 
-// Complete reads the parts that ReadForPlan leaves out. If the machine has restarted since, is another machine, or
-// hid its configuration, Complete reads all of it again.
+// Complete reads what ReadForPlan leaves out; all again of a restarted, other, or hiding machine.
 func (m Machine) Complete(ctx context.Context, talos PartReader, addr netip.Addr) (Machine, error) {
 	rest, err := talos.ReadParts(ctx, addr, leftParts)
 	if err != nil {
@@ -534,8 +529,7 @@ func (a MachineAddress) unmade() Obstacle {
 	return Obstacle{Text: text + "give the address to the VM's network card itself, or use in-place"}
 }
 
-// leased handles an address from DHCP. Talos requests an address on every card without other configuration, also in
-// maintenance mode (controllers/network/operator_config.go).
+// leased handles DHCP, which Talos asks on every unconfigured card, also in maintenance mode (operator_config.go).
 func (b blankVM) leased(a MachineAddress, card string) (*BlankSetting, Obstacle) {
 	switch {
 	case a.Lease.Operator != "dhcp4":
@@ -658,8 +652,7 @@ func (b blankVM) readsDrive() bool {
 	return b.Platform == "nocloud" && b.CloudInit != "" && !b.otherFormat() && !strings.Contains(","+b.Config["cicustom"], ",network=")
 }
 
-// otherFormat says whether the drive is written in a format other than nocloud's. The default for Windows is another
-// format (qemu-server, Cloudinit.pm, get_cloudinit_format).
+// otherFormat: the drive is not in nocloud's format, as by default for Windows (Cloudinit.pm, get_cloudinit_format).
 func (b blankVM) otherFormat() bool {
 	if citype := b.Config["citype"]; citype != "" {
 		return citype != "nocloud"

@@ -56,8 +56,7 @@ type Inventory interface {
 }
 
 type VMReader interface {
-	// VMs lists every VM of the Proxmox cluster with its configuration, ordered by VMID. Running lags by about 10 s: rely
-	// on VM instead. If hosts do not answer, it returns the VMs of the others and a *HostsAway.
+	// VMs lists all VMs by VMID. Running lags by 10 s. If hosts do not answer: the others, and a *HostsAway.
 	VMs(ctx context.Context) ([]VM, error)
 	// VM reads one VM afresh, on any host of the cluster, but without its pool. ErrNotFound if there is none.
 	VM(ctx context.Context, id VMID) (VM, error)
@@ -130,8 +129,7 @@ type Editor interface {
 	GrowDisk(ctx context.Context, vm VM, key, size string) error
 	// SetPool moves a VM into a resource pool. Its configuration does not change.
 	SetPool(ctx context.Context, id VMID, pool string) error
-	// SetFirewall gives a VM exactly this firewall. After an error any part of the change may be done. The requests
-	// have no digest: a request without an answer may take effect late.
+	// SetFirewall gives a VM this firewall. An error may leave any part; an unanswered request may come true late.
 	SetFirewall(ctx context.Context, vm VM, want FirewallConfig) error
 }
 
@@ -220,8 +218,7 @@ type MemberReader interface {
 
 // Compatibility knows what Talos supports. It sends no requests.
 type Compatibility interface {
-	// Unsupported says why a machine can't be brought from one version of Talos to the other, and what to do instead;
-	// nothing if it can. kubelet is the version of Kubernetes that the machine runs, "" if unknown.
+	// Unsupported says why Talos can't go from one version to the other, and what to do; kubelet "": unknown.
 	Unsupported(from, to, kubelet string) []string
 	// UnsupportedKubernetes says why this Talos does not support this Kubernetes; "" if it does.
 	UnsupportedKubernetes(talos, kubernetes string) string
@@ -242,8 +239,7 @@ type EtcdReader interface {
 	EtcdMembers(ctx context.Context, addr netip.Addr) ([]EtcdMember, error)
 	// EtcdStatus reads a member's status from that member, with the alarms, or without them and with an error.
 	EtcdStatus(ctx context.Context, addr netip.Addr) (EtcdStatus, error)
-	// EtcdSnapshot streams a snapshot of the member at addr: a database file, followed by its
-	// SHA-256. It fails if the machine that answers runs another member; 0 accepts any.
+	// EtcdSnapshot streams the database of the member at addr, then its SHA-256. It refuses another member than member.
 	EtcdSnapshot(ctx context.Context, addr netip.Addr, member uint64, w io.Writer) error
 }
 
@@ -255,8 +251,7 @@ type TalosReader interface {
 
 // Upgrader replaces the system of a running machine in place. Each call refuses another UUID.
 type Upgrader interface {
-	// PullInstaller makes the machine fetch an installer by digest and returns when the machine has it; supported is
-	// false on a Talos that has no API for this (before 1.13).
+	// PullInstaller has the machine fetch an installer by digest; supported: its Talos has an API for that (1.13).
 	PullInstaller(ctx context.Context, addr netip.Addr, uuid, installer string, say func(string)) (supported bool, err error)
 	// PullImage makes the machine fetch the image of a component, and returns when the machine has the image.
 	PullImage(ctx context.Context, addr netip.Addr, uuid string, c Component, image string, say func(string)) error
@@ -269,8 +264,7 @@ type Upgrader interface {
 	Rollback(ctx context.Context, addr netip.Addr, uuid string) error
 }
 
-// Configurer gives running machines another configuration without rebooting them. Each call refuses unless the
-// machine at addr has that UUID. Talos' refusal is of kind fault.Refused.
+// Configurer gives machines a configuration without a reboot. It refuses another UUID; Talos' no is fault.Refused.
 type Configurer interface {
 	// ReplaceConfig makes the machine run a configuration from now on, and ends a trial.
 	ReplaceConfig(ctx context.Context, addr netip.Addr, uuid string, config Secret) error
@@ -300,8 +294,7 @@ type MaintenanceReader interface {
 	// PatchConfig returns config with the installer image, the install disk (by its best identifier), the hostname and
 	// versions of Kubernetes set, and all else unchanged. It refuses what Talos itself would refuse. It sends no requests.
 	PatchConfig(config Secret, p ConfigPatch) (Secret, error)
-	// ConfigEffect says how a node would be affected by the configuration wanted in place of the one that it runs,
-	// leaving out what PatchConfig has set in both. It sends no requests.
+	// ConfigEffect says how wanted would affect a node that runs the other, but for PatchConfig's. It sends nothing.
 	ConfigEffect(runs, wanted Secret) (ConfigEffect, error)
 	// TrustedCA: the talosconfig trusts a configuration's CA of Talos; known: it names one. It sends no requests.
 	TrustedCA(config Secret) (trusted, known bool, err error)
@@ -334,8 +327,7 @@ type ConfigPatch struct {
 }
 
 type FileReader interface {
-	// Files calls look with the files of the machine at addr. Everything that look reads comes from one boot of the
-	// machine. Files refuses unless the machine has that UUID.
+	// Files calls look with the files at addr, all from one boot of the machine. It refuses another UUID.
 	Files(ctx context.Context, addr netip.Addr, uuid string, look func(context.Context, MachineFiles) error) error
 }
 
@@ -371,8 +363,7 @@ type NodeReader interface {
 }
 
 type NodeWriter interface {
-	// Cordon makes the node unschedulable and marks it with why, in one change. A node that is
-	// unschedulable without a mark was cordoned by someone else: its mark gets Foreign set.
+	// Cordon makes a node unschedulable with the mark why. One that was so without a mark gets Foreign set.
 	Cordon(ctx context.Context, node string, why Mark) error
 	// Uncordon removes the mark and, unless Foreign, makes the node schedulable. Without a mark it stays as it is.
 	Uncordon(ctx context.Context, node string) error
@@ -392,8 +383,7 @@ type NodeWriter interface {
 
 type VolumeReader interface {
 	replica.HoldReader
-	// AttachedVolumes lists the volumes attached to the node, or still being detached, by name. If a pod that a drain
-	// leaves in place uses a volume, the entry names the pod.
+	// AttachedVolumes lists by name what is attached to the node or being detached, and pods of it that a drain leaves.
 	AttachedVolumes(ctx context.Context, node string) ([]AttachedVolume, error)
 	// ServedUsers lists the pods that use volumes on iSCSI or NVMe-oF, sorted.
 	ServedUsers(ctx context.Context) ([]ServedUser, error)
@@ -491,8 +481,7 @@ type Lease struct {
 	Claim    string // what recast reads; "": not a Lease of recast
 }
 
-// Address returns where to reach the member's machine: the address of its node, since etcd's peers may use a separate
-// network. If the node is not known, it returns the address in the member's peer URLs.
+// Address is the node's address, as etcd's peers may use a separate network, or else that in its peer URLs.
 func (m EtcdMember) Address(known []Endpoint) (netip.Addr, error) {
 	if e, is := Find(known, func(e Endpoint) bool { return e.Node == m.Name }); is {
 		return e.Addr, nil
@@ -522,8 +511,7 @@ type EtcdBootstrapper interface {
 	EtcdService(ctx context.Context, addr netip.Addr) (state, last string, err error)
 	// EtcdRecover uploads a snapshot; it can be repeated. ErrNotYet as for EtcdBootstrap.
 	EtcdRecover(ctx context.Context, addr netip.Addr, uuid string, snapshot io.Reader) error
-	// EtcdBootstrap starts etcd with that content, and returns when the machine has accepted the request. ErrNotYet
-	// says that it is too early: retry. The request is refused if the machine has data of etcd.
+	// EtcdBootstrap returns when the machine has accepted. ErrNotYet: retry. It is refused where data of etcd is.
 	EtcdBootstrap(ctx context.Context, addr netip.Addr, uuid string, content EtcdContent) error
 }
 
@@ -588,8 +576,7 @@ func IsHookKey(key string) bool {
 	return strings.HasPrefix(key, "hooks/") || strings.Contains(key, "/hooks/")
 }
 
-// UserGate is a condition of the user's own. It has to hold before a node is taken out, and again after it is back,
-// before the next one goes. It is about objects or about a command.
+// UserGate is a user's condition about objects or a command, before a node is taken out, and again after it is back.
 type UserGate struct {
 	Description    string       `json:"description,omitempty"`
 	BeforeOnly     bool         `json:"beforeOnly,omitempty"` // not asked after the node is back

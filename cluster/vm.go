@@ -49,8 +49,7 @@ func (vm VM) Arch() string {
 	return cmp.Or(map[string]string{"x86_64": "amd64", "aarch64": "arm64"}[arch], arch)
 }
 
-// FixedAddress returns the cloud-init setting that gives a VM an address without DHCP; "" if no setting does. Without
-// a cloud-init drive, these settings have no effect.
+// FixedAddress returns the cloud-init setting that gives a VM an address without DHCP, if it has such a drive; else "".
 func (vm VM) FixedAddress() string {
 	disks, _ := vm.Disks() // an unreadable drive is no cloud-init drive
 	if !slices.ContainsFunc(disks, Disk.CloudInit) {
@@ -138,8 +137,7 @@ func (vm VM) MadeFrom() string {
 	return build
 }
 
-// Forming says whether the VM is being created and has only its lock yet: Proxmox writes the rest
-// of the configuration at the end of the task (qemu-server, API2/Qemu.pm, create_and_lock_config).
+// Forming: the VM is being created, and has only its lock yet (qemu-server, API2/Qemu.pm, create_and_lock_config).
 func Forming(vm VM) bool { return vm.Lock == "create" && vm.Config["description"] == "" }
 
 // HalfMade is the error for a VM that stays Forming. Only root can remove its lock.
@@ -368,8 +366,7 @@ func newCloudInit(d Disk) string {
 	return Disk{Volid: d.Storage() + ":cloudinit", Options: WithFormat(WithoutOption(d, "size", "media", "format"))}.Value()
 }
 
-// WithFormat returns the options of d, with the format that its volume's name shows. File storages have defaults of
-// their own (API2/Qemu.pm, create_disks). Names on block storages show no format, and need none.
+// WithFormat adds the format in the volume's name: file storages have other defaults (API2/Qemu.pm, create_disks).
 func WithFormat(d Disk) []string {
 	for _, format := range []string{"raw", "qcow2", "vmdk"} {
 		if strings.HasSuffix(d.Volid, "."+format) {
@@ -523,8 +520,7 @@ func (c FirewallConfig) Sum() string {
 	return hex.EncodeToString(sum[:])
 }
 
-// HostsAway is the error of a read that lacks the VMs on unavailable Proxmox hosts. Only a host itself has the
-// configurations of its VMs; the rest of the cluster knows little more than their VMIDs.
+// HostsAway: VMs on unavailable hosts were not read. Only a host has their configurations; others know the VMIDs.
 type HostsAway struct {
 	Hosts []AwayHost // by name
 	VMs   []VM       // on these hosts, by VMID, without configuration
@@ -615,8 +611,7 @@ func MigrateCommand(vm VM, to string) string {
 	return command
 }
 
-// RequireQuorum fails if the Proxmox cluster has no quorum. It is called right before every destructive call: without
-// quorum Proxmox deletes a VM's disks first and fails afterwards.
+// RequireQuorum comes before every destructive call: without quorum Proxmox deletes disks first and fails afterwards.
 func RequireQuorum(ctx context.Context, px HostReader) error {
 	quorate, err := px.Quorate(ctx)
 	if err != nil {

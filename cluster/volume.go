@@ -51,8 +51,7 @@ func (v Volume) SameContent(o Volume) bool {
 		(v.FilesystemLabel == "" || v.FilesystemLabel == o.FilesystemLabel) && (v.Format == "" || o.Format == "" || v.Format == o.Format)
 }
 
-// SamePartition is SameContent for a partition whose format only one of two releases of Talos
-// detects: the machine's, or the one that recorded it.
+// SamePartition is SameContent where only one of two releases of Talos detects the format.
 func (m Machine) SamePartition(want, have Volume) bool {
 	if want.PartitionUUID == "" || want.Label != have.Label || !strings.EqualFold(want.PartitionUUID, have.PartitionUUID) {
 		return false
@@ -74,8 +73,7 @@ func NameLines(vm VM, drives []Disk) string {
 	return strings.Join(lines, " && ")
 }
 
-// NameLine returns the command that gives the drive a unique serial. If shown, the machine must show the name, so the
-// command adds a WWN: Talos shows no serial of a SCSI disk.
+// NameLine gives the drive a unique serial; if shown, with a WWN: Talos shows no serial of a SCSI disk.
 func (d Disk) NameLine(vm VM, shown bool) string {
 	serial := fmt.Sprintf("%d-%s", vm.ID, d.Key)
 	options := append(WithoutOption(d, "serial").Options, "serial="+serial)
@@ -118,12 +116,10 @@ const (
 	ephemeralMount = "/var" // where EPHEMERAL is
 )
 
-// OnPartition are the system volumes that are partitions only if a VolumeConfig with provisioning says so, since
-// Talos 1.14. Otherwise they are directories on EPHEMERAL.
+// OnPartition are directories on EPHEMERAL, unless (since Talos 1.14) a VolumeConfig has provisioning.
 var OnPartition = []string{"ETCD", "CRI", "KUBELET", "LOG"}
 
-// Document returns the kind and name of the document that defines a partition with the volume's label; "" if no
-// document does (machinery, constants, and config/types/block).
+// Document returns kind and name of what defines a partition with the label (machinery, config/types/block); "": none.
 func (v Volume) Document() string {
 	if slices.Contains(OnPartition, v.Label) {
 		return "VolumeConfig " + v.Label
@@ -190,8 +186,7 @@ func (m Machine) PoolElsewhere(format, group string) bool {
 	return found && m.SystemDisk != ""
 }
 
-// BareSystemDisk says whether the system disk has only what Talos itself requires, so that it holds no data. It is
-// false for a machine that does not answer, since its disk is unknown.
+// BareSystemDisk: the system disk has only what Talos requires. A machine that does not answer: false.
 func (m Machine) BareSystemDisk() bool {
 	more := slices.ContainsFunc(m.Volumes, func(v Volume) bool {
 		return v.Disk == m.SystemDisk && !slices.Contains(SystemOnly, v.Label)
@@ -229,8 +224,7 @@ func (m Machine) UseOf(device string) DiskUse {
 	return out
 }
 
-// UsesTwin says whether the machine uses the same volume at another device, and only Talos can use v. A raw volume
-// does not count: it is used by its path, which may mean either device.
+// UsesTwin: the same volume is used elsewhere, and only Talos uses v. A raw volume's path may mean either.
 func (m Machine) UsesTwin(v Volume) bool {
 	return slices.ContainsFunc(m.Volumes, func(o Volume) bool {
 		managed := slices.Contains(TalosLabels, o.Label) || strings.HasPrefix(o.Label, UserVolume) && o.Mount != ""
@@ -277,8 +271,7 @@ func (m Machine) HasVolume(id string) bool {
 	return there && s.Location != "" || len(m.DisksWith(id)) > 0
 }
 
-// EtcdVolume says what holds etcd's data: its own partition, or a directory on EPHEMERAL. Only the configuration
-// decides that, not a label (see TalosLabels), unless a machine shows no volumes of it.
+// EtcdVolume says what holds etcd's data, by the configuration, not by a label, unless no volumes are shown.
 func (m Machine) EtcdVolume() VolumeType {
 	s, there := m.VolumeStatus("ETCD")
 	if there && s.Type == PartitionVolume || len(m.VolumeStatuses) == 0 && len(m.DisksWith("ETCD")) > 0 {
@@ -307,8 +300,7 @@ func (v Volume) LossNames() []string {
 	return slices.Compact(names)
 }
 
-// Stuck says in words that Talos can't make or find the volume, and why; "": it can, or has not tried. Of an existing
-// volume, which it does not make, Talos says "missing" (block/internal/volumes/locate.go).
+// Stuck: Talos can't make or find the volume, and why. "missing" is of existing volumes, which it never makes.
 func (s VolumeStatus) Stuck() string {
 	if s.Phase != "failed" && s.Phase != "waiting" && !(s.Phase == "missing" && strings.HasPrefix(s.ID, ExistingVolume)) {
 		return ""
@@ -331,8 +323,7 @@ func (m Machine) StuckVolumes(before []VolumeStatus) (out []string) {
 	return out
 }
 
-// CSI says whether a Kubernetes storage driver attached this disk for a pod: it comes and goes with
-// the pod, and belongs to no VM. A PersistentVolume proves it; the volume's name does not.
+// CSI: a storage driver attached the disk for a pod, with which it comes and goes. A PersistentVolume proves it.
 func (d Disk) CSI() bool { return d.Pod }
 
 // csiVolume matches the unique names of sergelogvinov/proxmox-csi-plugin, vm-9999-pvc-UUID (pkg/csi/controller.go).
@@ -344,9 +335,8 @@ func (d Disk) LikeCSI() bool {
 	return csiVolume.MatchString(strings.TrimSuffix(name, path.Ext(name)))
 }
 
-// PodVolumes returns the volumes in the VM's drives that one of these handles means: REGION/ZONE/STORAGE/VOLUME, where
-// ZONE is the host that has the volume, "" on a shared storage (pkg/utils/volume/volume.go there). Older releases wrote
-// the host where it was made: ZONE does not count for the driver's names.
+// PodVolumes returns the volumes in the VM's drives that one of these handles means: REGION/ZONE/STORAGE/VOLUME. ZONE
+// is its host or "", and for the driver's own names may be where it was made (pkg/utils/volume).
 func (vm VM) PodVolumes(handles []string) []string {
 	if len(handles) == 0 {
 		return nil
@@ -412,8 +402,7 @@ func (vm VM) SameButPods(ctx context.Context, now VM, handles func(context.Conte
 	return maps.Equal(before, after) && slices.Equal(vm.Pending, now.Pending), nil
 }
 
-// Unclaimed says what to do about a disk that has the name of a pod's volume but no
-// PersistentVolume. While the VM is off, no pod uses it.
+// Unclaimed is about a disk with a pod's name and no PersistentVolume. While the VM is off, no pod uses it.
 func (d Disk) Unclaimed(vm VM) Obstacle {
 	line := fmt.Sprintf("qm shutdown %d && qm set %[1]d --delete %s && qm start %[1]d", vm.ID, d.Key)
 	return Obstacle{Command: line, Text: fmt.Sprintf("%s (%s) is named as a pod's volume, but no PersistentVolume that Kubernetes tells of has it, so no drain takes it away: "+
@@ -440,9 +429,8 @@ func InitiatorFile(protocol string) string {
 	return map[string]string{ISCSI: "/etc/iscsi/initiatorname.iscsi", NVMeoF: "/etc/nvme/hostnqn"}[protocol]
 }
 
-// InitiatorName returns the name by which a server of that protocol knows a machine of Talos; "" if it is not known.
-// The name follows from the machine-id, and the machine-id from the node ID in STATE (controllers/files/iqn.go and
-// nqn.go; the UUID of the latter has the first 16 characters of the machine-id, as bytes).
+// InitiatorName returns the name by which a server of that protocol knows a machine of Talos; "" if it is not known. It
+// follows from the machine-id, and that from STATE (iqn.go, nqn.go: its UUID is the first 16 characters, as bytes).
 func InitiatorName(protocol, machineID string) string {
 	if len(machineID) < 16 {
 		return ""

@@ -157,8 +157,7 @@ type Calls struct {
 	At     func()           // called before each; nil: nothing
 }
 
-// Which is a call by its name and its number among those of that name, from 1: calls that are made
-// at the same time have no order.
+// Which is a call by its name and number of those, from 1: calls at the same time have no order.
 type Which struct {
 	Name string
 	Nth  int

@@ -54,8 +54,7 @@ func repository(image string) string {
 	return name
 }
 
-// kubernetesImages has the fields that name images of Kubernetes, and the repositories that Talos takes where a
-// configuration names none (constants.go of Talos' machinery).
+// kubernetesImages are the fields of images of Kubernetes, with Talos' default repositories (machinery, constants.go).
 var kubernetesImages = map[string]string{
 	"v1alpha1 cluster.apiServer.image":         "registry.k8s.io/kube-apiserver",
 	"v1alpha1 cluster.controllerManager.image": "registry.k8s.io/kube-controller-manager",
@@ -242,8 +241,7 @@ func (c *comparison) byIndex(path []part, a, b []*value) {
 // naming are the keys that identify the entries of Talos' lists.
 var naming = []string{"name", "interface", "path", "network", "endpoint", "ip"}
 
-// keysOf returns a name for each entry of two lists, without duplicates in either list; nil if no key names the
-// entries so. entries says that the lists have scalars, which are their own names.
+// keysOf names each entry of two lists, without duplicates; nil: no key does. entries: they are scalars, and names.
 func keysOf(a, b *value) (keysA, keysB []string, entries bool) {
 	for _, key := range append([]string{""}, naming...) {
 		keysA, okA := entryKeys(a, key)
@@ -280,8 +278,7 @@ func (d Documents) Discovers() bool {
 	return d.Has("DiscoveryServiceConfig") || slices.Contains(d.said([]string{"cluster", "discovery", "enabled"}, "", nil), "true")
 }
 
-// DiscoveryService says whether the machine registers with a discovery service. The registry in Kubernetes is none:
-// it knows a machine by its Node, and forgets without delay.
+// DiscoveryService: the machine registers with one. Kubernetes' registry forgets without delay and is none.
 func (d Documents) DiscoveryService() bool {
 	off := d.said([]string{"cluster", "discovery", "registries", "service", "disabled"}, "", nil)
 	return d.Has("DiscoveryServiceConfig") || d.Discovers() && !slices.Contains(off, "true")
@@ -331,8 +328,7 @@ func (d Documents) InstallArgs() (args []string, byImage bool) {
 	return args, uki != nil && uki.shown == "true"
 }
 
-// Hidden replaces a value that is secret as a whole. It differs from redact.Mark: a journal treats redact.Mark as a
-// secret that should have been kept, and refuses a fact with it.
+// Hidden replaces a secret. A journal takes redact.Mark for one that should have been kept, and refuses it.
 const Hidden = "[redacted value]"
 
 // screen removes secrets from what is shown of a configuration: by path, and everywhere else by value.

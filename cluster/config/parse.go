@@ -211,8 +211,7 @@ func (v *value) merge(from *value) {
 // decimal matches a number that reads the same in a field of strings and in a field of numbers.
 var decimal = regexp.MustCompile(`^-?(?:0|[1-9][0-9]*)$`)
 
-// scalarOf returns the value of a scalar. Scalars are compared by text, as a field of strings would read it: 1 and
-// "1" are the same. So are two spellings of a non-decimal integer, such as 0644 and 0o644.
+// scalarOf compares by text, as a field of strings would: 1 is "1". So are spellings of an integer: 0644 is 0o644.
 func scalarOf(n *yaml.Node) *value {
 	v := &value{kind: scalar, text: n.Value, shown: n.Value}
 	switch tag := n.ShortTag(); {
@@ -303,8 +302,7 @@ func (d Documents) main(path ...string) *value {
 	return nil
 }
 
-// SameButForRecast says whether two configurations differ in nothing but what recast sets in each: installer, install
-// disk, hostname, and the versions of Kubernetes. Others may mean the same in other documents.
+// SameButForRecast: two configurations differ only in what recast sets. Others may mean the same in other documents.
 func SameButForRecast(a, b Documents) bool { return a.neutral().Hash() == b.neutral().Hash() }
 
 // setByRecast are the fields that recast sets, by the kind of document.
@@ -347,8 +345,7 @@ func (v *value) at(path []string) *value {
 	return v
 }
 
-// with returns a copy of v with another value at a path. v stays as it is if it has no value there. If other is nil,
-// the value is removed, and so are mappings that become empty.
+// with returns a copy of v with other at a path that it has; nil removes the value, and mappings that get empty.
 func (v *value) with(path []string, other *value) *value {
 	child := v.fields[path[0]]
 	if child == nil {

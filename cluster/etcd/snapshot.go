@@ -67,8 +67,7 @@ func SaveSnapshot(ctx context.Context, file string, stream func(io.Writer) error
 
 const partial = ".etcd-*.part"
 
-// removeParts removes the part files of killed processes, which hold all secrets of Kubernetes. A
-// part file untouched for an hour has no owner.
+// removeParts: killed processes' parts have all secrets of Kubernetes. After an hour untouched, nobody owns them.
 func removeParts(dir string) error {
 	parts, err := filepath.Glob(filepath.Join(dir, partial))
 	for _, part := range parts {
@@ -90,8 +89,7 @@ func syncDir(dir string) error {
 // smallestDatabase is one page, in the smallest page size that a machine has.
 const smallestDatabase = 4096
 
-// ReadSnapshot checks a file as etcd itself does before a restore. It must be a database, followed by its SHA-256
-// unless it was copied from a member's directory (etcdutl/snapshot, hasChecksum and copyAndVerifyDB).
+// ReadSnapshot checks a file as etcd's restore does: a database and its SHA-256, which one copied from a member lacks.
 func ReadSnapshot(ctx context.Context, file string, copied bool) (found Snapshot, err error) {
 	f, err := os.Open(file)
 	if err != nil {
@@ -250,8 +248,7 @@ const saidEvery = 64 << 20
 // the flags Talos first drains the node and leaves etcd, which does not run, and then switches it off.
 const WipeByReset = "talosctl reset --system-labels-to-wipe EPHEMERAL --reboot --graceful=false (ETCD where the machine has that volume)"
 
-// FindTarget looks for a node at the talosconfig's endpoints: Kubernetes, which would know its
-// address, is down without etcd. All other nodes must be known to be workers.
+// FindTarget looks at the talosconfig's endpoints: without etcd Kubernetes is down. Others must be known workers.
 func FindTarget(ctx context.Context, talos cluster.MachineReader, files cluster.FileReader, ask []netip.Addr, node string, nodes []string) (t Target, err error) {
 	var problems []error
 	for _, addr := range ask {
@@ -362,8 +359,7 @@ func notSingle(node string, others ...string) error {
 		"as long as one of them has etcd's data, let %s join it; where none has: %s", node, disasterRecovery)
 }
 
-// requireSingle refuses if the cluster has, or may have, other control planes: they would continue with their own etcd.
-// Talos' discovery forgets a machine that is off within half an hour, and may be off itself.
+// requireSingle refuses if there may be other control planes, with etcds. Discovery soon forgets what is off.
 func requireSingle(ctx context.Context, talos cluster.MemberReader, node string, nodes []string) error {
 	members, err := talos.Members(ctx)
 	if err != nil {

@@ -146,8 +146,7 @@ func (v View) nameOf(id uint64) string {
 	return fmt.Sprintf("%x", id)
 }
 
-// skew reports members that are more than one minor version apart, which etcd does not support.
-// etcd is upgraded one minor version at a time, so a roll passes through a difference of one.
+// skew reports more than one minor version between members; a roll, as etcd's upgrade, passes through one.
 func (v View) skew(except string) []string {
 	var oldest, newest cluster.EtcdStatus
 	for _, m := range v.Members {

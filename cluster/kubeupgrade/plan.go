@@ -82,8 +82,7 @@ func (p Plan) Work() bool {
 	return p.Proxy != nil || slices.ContainsFunc(p.Nodes, func(n Node) bool { return len(n.Changes)+len(n.Lacks) > 0 })
 }
 
-// maxKubeletSkew is how many minor versions a kubelet, or a kube-proxy, may be
-// older than an API server (https://kubernetes.io/releases/version-skew-policy/).
+// maxKubeletSkew: kubelets and kube-proxies may be that many minor versions older (Kubernetes' version-skew-policy).
 const maxKubeletSkew = 3
 
 // NewPlan decides how to bring Kubernetes to a version, from what was observed and nothing else.
@@ -351,8 +350,7 @@ func (s *Seen) readEtcd(ctx context.Context, talos cluster.EtcdReader) {
 	}
 }
 
-// Foresee lists what would stop the plan halfway and can be known before anything restarts: a machine configuration
-// that would not accept the images, and certificates that await approval. It changes nothing.
+// Foresee lists what would stop the plan halfway: configurations that reject images, certificates to approve.
 func (p Plan) Foresee(ctx context.Context, talos cluster.MachineReader, m cluster.Maintenance, kube cluster.KubeReader) (refused []string, err error) {
 	for _, n := range p.Nodes {
 		if len(n.Changes) == 0 {
@@ -438,8 +436,7 @@ var talosctlImages = []struct {
 	{cluster.Kubelet, "--kubelet-image", "ghcr.io/siderolabs/kubelet"},
 }
 
-// talosctl returns the command that upgrades to a version with talosctl, and leaves every repository and every
-// comment of the configurations unchanged. If there is no such command, it returns "" and why.
+// talosctl returns its command for a version that keeps repositories and comments, or "" and why there is none.
 func (p *kubernetesPlanner) talosctl(to cluster.Version) (command, why string) {
 	i := slices.IndexFunc(p.Nodes, func(n Node) bool { return n.Role == cluster.ControlPlane && n.Addr.IsValid() })
 	if i < 0 {
@@ -458,8 +455,7 @@ func (p *kubernetesPlanner) talosctl(to cluster.Version) (command, why string) {
 	return command + " --with-docs=false --with-examples=false", ""
 }
 
-// repository returns the repository from which every node runs a component, "" if no node runs it. why says that
-// talosctl could not give all nodes the image from there.
+// repository returns a component's one repository; why: talosctl could not give all nodes the image from there.
 func (p *kubernetesPlanner) repository(c cluster.Component) (repository, why string) {
 	for _, n := range p.Nodes {
 		image := n.images.Of(c)
@@ -568,8 +564,7 @@ func readKubernetes(ctx context.Context, talos cluster.MachineReader, kube clust
 	return n
 }
 
-// removed lists what the versions on the way have removed, one minor version at a time, because the tables list
-// single steps. If the way is refused anyway, it asks nothing.
+// removed lists what was removed on the way, minor by minor, as the tables do; nothing if that is refused anyway.
 func removed(ctx context.Context, talos cluster.KubernetesReader, kube cluster.ComponentReader, seen Seen, wanted cluster.Version) (out []string, err error) {
 	lowest, _ := seen.lowest(wanted)
 	if lowest.Major != wanted.Major || wanted.Minor-lowest.Minor > 1 || wanted.Before(lowest) {
@@ -630,8 +625,7 @@ func minorSteps(from, wanted cluster.Version) (steps []minorStep) {
 	return steps
 }
 
-// awaitOthers waits until everything except one component is healthy: a component that has just lost its API server
-// may be about to recover. If the wait times out, it returns the error of requireOthers.
+// awaitOthers waits until all but one component are healthy, as some may recover; else requireOthers' error.
 func (u *Upgrade) awaitOthers(ctx context.Context, path string, except spotOf) error {
 	var last error
 	err := wait.Until(ctx, wait.For{
@@ -653,8 +647,7 @@ func (u *Upgrade) awaitOthers(ctx context.Context, path string, except spotOf) e
 	return err
 }
 
-// requireOthers refuses to restart a component while something else is down: one more would be
-// too many. Everything but the component itself counts, also on its own node.
+// requireOthers: nothing restarts while anything but itself, its node's other components included, is down.
 func (u *Upgrade) requireOthers(ctx context.Context, except spotOf) error {
 	nodes, err := u.Kube.Nodes(ctx)
 	if err != nil {

@@ -286,8 +286,7 @@ func (u *Upgrade) lackAny(ctx context.Context, spots []spotOf) (string, error) {
 	return "", nil
 }
 
-// proxyStep brings kube-proxy to the version: first the configuration from which Talos makes its manifest, then the
-// DaemonSet itself, which Talos creates and never changes (controllers/k8s/manifest_apply.go).
+// proxyStep sets Talos' manifest, then the DaemonSet, which Talos only creates (controllers/k8s/manifest_apply.go).
 func (u *Upgrade) proxyStep() step.Step {
 	var steps []step.Step
 	for _, n := range u.Plan.with(cluster.KubeProxy) {

@@ -148,8 +148,7 @@ func (d Drift) NamesOther() bool {
 	return slices.ContainsFunc(d.Reasons, func(r cluster.Reason) bool { return r.Code == "install-image" })
 }
 
-// rollable says whether a roll mends the reason with this code. recast upgrade-k8s upgrades Kubernetes; a leftover
-// surge node is otherwise as wanted, and serves or is removed.
+// rollable: a roll mends that. recast upgrade-k8s upgrades Kubernetes; a leftover surge node serves or is removed.
 func rollable(code string) bool { return code != kubernetesVersion && code != LeftOver }
 
 // mends says whether a strategy mends a reason, for the codes that not every strategy mends.
@@ -351,8 +350,7 @@ func (o Observation) compareShapes(ctx context.Context, px cluster.Inventory, wa
 	return refuseMemory(ctx, px, wanted, o.Found)
 }
 
-// settleHost asks Proxmox whether a VM can be migrated. If the token may not ask, what the storages say counts: the
-// migration is planned, and the privilege is among those that the token lacks.
+// settleHost asks Proxmox about a migration. If the token may not, the storages count, and the privilege is lacking.
 func (o Observation) settleHost(ctx context.Context, px cluster.TieReader, f *Found, to string) error {
 	m := cluster.Migration{Allowed: true}
 	if f.VM.Lock == "" { // under a lock Proxmox does not say, and nothing is planned
@@ -596,8 +594,7 @@ func Trace(t Trail) Provenance {
 // Claimant returns the build whose files the machine claims to have, by the lock of its schematic; nil: none has it.
 func (t Trail) Claimant() *KnownBuild { return t.judge().known }
 
-// The entries of a machine's list of extensions that are not extensions: the schematic, from
-// the builder of the image, and the list of modules, if the image was built with modules.
+// Entries in a machine's list that are no extensions: its schematic, and the list of modules if it has any.
 const (
 	schematicEntry = "schematic"
 	modulesEntry   = "modules.dep"

@@ -133,8 +133,7 @@ func (f LockedFile) fingerprint() string {
 	return kindOf(f.Mode, f.Link)
 }
 
-// compareFiles first lists the files, which is cheap. Then it reads every regular file that has a
-// locked counterpart: only the content proves anything.
+// compareFiles lists, which is cheap, and reads each file with a locked counterpart: only content proves anything.
 func compareFiles(ctx context.Context, r cluster.FileReader, t FileTarget) (FileCheck, error) {
 	c := &fileComparison{target: t, owners: map[string][]int{}, found: map[string]cluster.MachineFile{}}
 	c.plan()
@@ -299,8 +298,7 @@ const services = local + "/lib/containers/"
 
 func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
 
-// unseen says why a node does not show a file as its extension image has it; "" if the node does.
-// See Compress and GenerateKernelModuleDependencyTreeExtension of Talos' internal/pkg/extensions.
+// unseen says why a node does not show a file as locked (Compress and others of Talos' internal/pkg/extensions).
 func unseen(name string) string {
 	rest, lib := strings.CutPrefix(strings.TrimPrefix(name, "/usr"), "/lib/")
 	if !lib {
@@ -330,8 +328,7 @@ func (f *Found) NothingToCompare() string {
 	return "the node is unavailable"
 }
 
-// AgainstFile says why a machine must not get the node's file: the file is for another node, or for another
-// cluster. The rest of what a machine runs is compared with the file itself.
+// AgainstFile: the file is for another node or cluster. What a machine runs is compared with the file itself.
 func (f *Found) AgainstFile() []string {
 	file := f.File
 	if file == nil || file.Err != nil {

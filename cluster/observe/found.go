@@ -284,8 +284,7 @@ func Matching(found []Found, of func(*Found) bool) (nodes []*Found) {
 	return nodes
 }
 
-// ObserveDrift reads what Diff compares, one Found per wanted node in their order, and fails like Observe. It does not
-// read free space or what would be lost with a VM or node: its result is not for planning.
+// ObserveDrift reads what Diff compares, and fails like Observe. Without space and losses it is not for planning.
 func ObserveDrift(ctx context.Context, src Sources, wanted []cluster.Wanted) (Observation, error) {
 	o, err := observeMatched(ctx, src, wanted)
 	if err != nil {
@@ -542,8 +541,7 @@ func (o *Observation) forgetGone(wanted []cluster.Wanted, members []cluster.Memb
 	})
 }
 
-// observeLost finds the VMs that control planes of a broken cluster still have. Without Kubernetes, the VMs'
-// numbers and names, and the machines that answer at the nodes' addresses, tell which they are.
+// observeLost finds a broken cluster's VMs: by numbers, names, and the machines at the nodes' addresses.
 func observeLost(ctx context.Context, src Sources, wanted []cluster.Wanted, o *Observation) error {
 	if o.Rebuild == "" || o.First == "" {
 		return nil

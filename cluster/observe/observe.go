@@ -366,8 +366,7 @@ type OwnPod struct {
 	Err  error  // why Node is not known; nil: it is
 }
 
-// readOwnPod fails only if Kubernetes does not answer while the rest of it was read. If it does not answer because
-// a control plane is out, or the cluster is broken, the own pod stays unknown.
+// readOwnPod fails if only this does not answer. With a control plane out, or a broken cluster, it stays unknown.
 func (o *Observation) readOwnPod(ctx context.Context, src Sources) error {
 	if o.First != "" && o.Rebuild == "" {
 		return nil // there is no cluster yet, and no pod of it

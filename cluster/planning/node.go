@@ -15,8 +15,7 @@ import (
 	"github.com/recast-sh/recast/internal/words"
 )
 
-// Disks returns the node's disks that are parked or attached again. The disks of an unfinished replacement have the
-// names that they had on the node's VM, which say what each is for.
+// Disks are those parked or attached again; of an unfinished replacement by their names on the node's VM.
 func (n NodePlan) Disks() []DiskPlan {
 	var out []DiskPlan
 	if n.Found.Open() {
@@ -94,8 +93,7 @@ func (n *NodePlan) PutBack(because string) {
 	n.Why += "; its old system disk is put back: " + because
 }
 
-// planReboot finishes an in-place upgrade that an earlier run installed, or whose machine is unavailable. It
-// returns false if a new plan is better: the machine answers, and the build that it should get is unknown.
+// planReboot finishes an in-place upgrade of an earlier run; false: the machine answers, and its build is unknown.
 func planReboot(n *NodePlan, o observe.Observation) bool {
 	mark := n.Found.Node.Mark
 	build, known := o.Build(n.Wanted, mark.Build)
@@ -257,8 +255,7 @@ func PlanEtcd(n *NodePlan, o observe.Observation, p Policy, d strategy.Decision,
 	return d
 }
 
-// planApplyConfig gives a node another machine configuration and nothing else. A configuration that needs no reboot
-// is tried first: Talos takes it back by itself if the node is not healthy with it.
+// planApplyConfig changes the configuration only. One without a reboot is tried first: Talos takes it back by itself.
 func planApplyConfig(n *NodePlan, o observe.Observation, p Policy) {
 	n.Strategy, n.EtcdKept, n.Why = cluster.ApplyConfig, true, "apply-config: only its machine configuration differs"
 	if n.Drift.IsImage() {
@@ -366,8 +363,7 @@ func (n *NodePlan) refuseInit() {
 	}
 }
 
-// Configured lists the nodes that answer with their own configuration, have no replacement in progress, and do not
-// wait to be healthy with a new configuration: no journal needs to keep theirs.
+// Configured lists the nodes with their own configuration that wait for nothing: no journal needs to keep theirs.
 func (p Plan) Configured() []string {
 	var nodes []string
 	for _, n := range p.Nodes {
@@ -446,8 +442,7 @@ func describe(vm cluster.VM, w cluster.Wanted) string {
 	return strings.Join(out, "; ")
 }
 
-// newNumbers gives new VMs without a number in recast.yaml the first numbers that are free and that recast does not
-// keep for itself. Whether a number is still free shows when its VM is created.
+// newNumbers gives new VMs the first free numbers that recast does not keep; the creation shows if they still are.
 func (p worldOf) newNumbers() {
 	next := cluster.VMID(100)
 	taken := func(id cluster.VMID) bool {

@@ -184,8 +184,7 @@ func (t *timeline) take(slots []string, lasts time.Duration) (end time.Duration)
 	return end
 }
 
-// heedOwnPod takes into account that recast may be a pod of the cluster: the node that recast runs on goes last,
-// and no node goes without which Kubernetes could not start another such pod.
+// heedOwnPod has the node of recast's own pod go last, and none without which no such pod could be started.
 func heedOwnPod(p *Plan, o observe.Observation) {
 	api := p.TakesAPIAway()
 	for i := range p.Nodes {
@@ -347,8 +346,7 @@ func (p *Plan) Order(policy Policy) {
 	p.spread()
 }
 
-// Unfinished returns the part of the plan that an earlier run left: that of one run, or else the machines that were
-// reset. Nothing else can be relied upon before that part is done.
+// Unfinished returns what an earlier run left, or else the reset machines: nothing can be relied upon before that.
 func (p Plan) Unfinished() (Plan, bool) {
 	if p.Run == "" && slices.ContainsFunc(p.Nodes, takesAway) {
 		return p, true // everything is planned again after that
@@ -366,9 +364,8 @@ func (p Plan) Work() []NodePlan {
 	return cluster.Where(p.Nodes, func(n NodePlan) bool { return n.Strategy != "" })
 }
 
-// pickCanary sends one node ahead if several nodes change, to a build that no node has booted, or to a
-// configuration or a VM with which no node has run: the named node, or else a worker if there is one, since a
-// worker is the least loss, and rather a node that recast does not run on.
+// pickCanary sends one node ahead if several nodes change, to a build that no node has booted, or to a configuration or
+// a VM with which no node has run: the named, or else a worker, the least loss, and rather none with recast on it.
 func (p *Plan) pickCanary(named string) {
 	booted := map[string]bool{} // builds that a node runs, or is about to
 	changing := 0
@@ -479,8 +476,7 @@ func CanaryTitle(p Plan) string {
 	return "one node first, since none runs the new build yet"
 }
 
-// preparedOutage is the outage of a node whose new system disk was prepared: without the 63 s of a boot from the
-// ISO's menu, the pull and the installation, and a second boot.
+// preparedOutage saves the 63 s of a boot from the ISO's menu, the pull and the installation, and a second boot.
 const preparedOutage = 3 * time.Minute
 
 // longOutage is shortly before Longhorn rebuilds replicas, after 10 minutes (replica-replenishment-wait-interval).
@@ -605,8 +601,7 @@ const (
 // lastLook is how long the end of a run waits for the last check.
 const lastLook = 3 * time.Second
 
-// WatchPulse checks Kubernetes and etcd from time to time while p is carried out, and calls pulsed; nil: it does
-// nothing. It only reads, and delays nothing but the end of the run.
+// WatchPulse checks Kubernetes and etcd now and then, and calls pulsed, if any. It delays only the end of the run.
 func WatchPulse(ctx context.Context, p Plan, poll time.Duration, kube cluster.NodeReader, talos cluster.EtcdReader, pulsed func(Pulse)) (unwatch func()) {
 	if pulsed == nil {
 		return func() {}
@@ -826,9 +821,8 @@ type SurgePlan struct {
 	Least   int      `json:"least,omitempty"`   // how many serve at any time, with the surge nodes
 }
 
-// chooseSurge decides which of the nodes serve: those that exist already, then those that can be made, in the order
-// of recast.yaml. Existing nodes that are not needed are removed. The error is for a roll.surge that asks for more
-// nodes than there are; nil and no error: there is nothing to do.
+// chooseSurge decides which of the nodes serve: those that exist already, then those that can be made, in the order of
+// recast.yaml. Others that exist are removed. The error: roll.surge asks for too many; nil without one: nothing to do.
 func chooseSurge(nodes []foundSurge, need surgeNeed) (*SurgePlan, error) {
 	p := &SurgePlan{Nodes: []string{}}
 	if need.Wanted == 0 || need.Out == 0 {

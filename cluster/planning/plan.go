@@ -29,9 +29,8 @@ import (
 	"github.com/recast-sh/recast/internal/words"
 )
 
-// New decides what to do about every wanted node, from what was observed and nothing else. It fails only if the
-// request makes no sense: an unknown node name, a node that could not be read. While something is unfinished, the
-// other nodes may be unread: they are planned again afterwards.
+// New decides what to do about every wanted node, from what was observed and nothing else. It fails for an unknown node
+// name, or an unread node; unless something is unfinished, as all is planned again after that.
 func New(cluster string, wanted []cluster.Wanted, o observe.Observation, past cluster.History, p Policy) (Plan, error) {
 	plan := Plan{Cluster: cluster, MaxUnavailable: p.maxUnavailable(wanted, o), PerHost: max(1, p.PerHost), WorkersBeside: p.WorkersBeside, AcceptOutage: p.AcceptOutage, What: p.What, Bootstrap: p.Bootstrap, ControlPlanes: o.ControlPlanes(), Heed: p.Heed(wanted)}
 	if err := errors.Join(p.Check(wanted), p.checkLabels(wanted, o), p.againstRebuild(o)); err != nil {
@@ -371,8 +370,7 @@ func planStale(n *NodePlan, o observe.Observation, p Policy) {
 	}
 }
 
-// leftByHand leaves a node as it is, and says so, if a person has to mend it with one command before any strategy
-// can be used. The other nodes are rolled. A node that was named is refused instead.
+// leftByHand leaves a node to a person's one command, which any strategy needs first. One that was named is refused.
 func (n *NodePlan) leftByHand(d strategy.Decision, o observe.Observation, p Policy, system cluster.Disk, systemErr error) bool {
 	if len(d.Refused) == 0 || systemErr != nil || slices.Contains(p.Only, n.Node) {
 		return false
@@ -406,8 +404,7 @@ func (p Plan) LeftByHand() []string {
 	return cluster.Each(left, func(n NodePlan) string { return fmt.Sprintf("%s is %s: %s", n.Node, n.Why, n.ByHand) })
 }
 
-// refuseControlled refuses to change nodes that another controller replaces meanwhile, with the disks of the VM. It
-// lets a roll finish what an earlier run left unfinished.
+// refuseControlled refuses nodes whose controller would replace them, with their disks; what is unfinished goes on.
 func refuseControlled(p *Plan) {
 	for i := range p.Nodes {
 		n := &p.Nodes[i]
@@ -417,8 +414,7 @@ func refuseControlled(p *Plan) {
 	}
 }
 
-// warnOfIssues warns of releases that nobody should run, but that nodes are to get, or continue to run. What only
-// some configurations can't have is a refusal of the nodes that are to get it.
+// warnOfIssues warns of releases that nobody should run. What only some configurations can't have, is refused there.
 func (p worldOf) warnOfIssues() {
 	var texts []string
 	stay := map[string][]string{} // by what is wrong: the nodes that continue to run the release
@@ -507,15 +503,13 @@ func kubeSpan(f observe.Found) (on, known bool) {
 	return docs.KubeSpan() && docs.DiscoveryService(), err == nil
 }
 
-// doneBy says whether a run of a saved plan has already changed the node. If such a run has begun, it is assumed to
-// have changed every node. Anything that the run left behind is cleaned up.
+// doneBy: a run of the saved plan has begun, so it is taken to have changed every node. Leftovers are cleaned up.
 func (n NodePlan) doneBy(begun bool) bool {
 	return begun && n.Paused == "" && len(n.Drift.Unread) == 0 && (n.Strategy == "" && !n.Drift.Rollable() || n.Drift.Tidy())
 }
 
-// Follow turns a plan of the present state into the saved plan, with its order and ID. It refuses if the state has
-// changed other than by earlier runs of the saved plan; begun says whether the journal has such a run. What that
-// run left unfinished is finished before anything is compared.
+// Follow turns a plan of the present state into the saved plan, with its order and ID. It refuses other changes than
+// those of its own runs; begun: the journal has one. What that left is finished before anything is compared.
 func (p Plan) Follow(saved Plan, begun bool) (Plan, error) {
 	against := follower{p, saved}
 	moved := against.madeFrom()
@@ -644,15 +638,13 @@ func (p follower) moved(begun bool) (moved []string) {
 	return moved
 }
 
-// fromPastLocks are the codes of reasons that only a machine with the lock of the running image gives;
-// inPlaceOfLock are all codes with which that machine needs no reason that the lock differs.
+// fromPastLocks are codes that only a machine with the running image's lock gives; inPlaceOfLock make "lock" needless.
 var (
 	fromPastLocks = []string{"extension-digest", "overlay-digest", "rebuild"}
 	inPlaceOfLock = append([]string{"extension-missing", "extension-extra", "overlay"}, fromPastLocks...)
 )
 
-// alike returns the reasons of two plans, without those from another lock if only one plan has such: which past
-// locks are at hand depends on the machine, and changes nothing on the node.
+// alike drops what comes from locks if only one plan has that: which past locks are at hand changes nothing on a node.
 func alike(a, b []cluster.Reason) (_, _ []cluster.Reason) {
 	has := func(reasons []cluster.Reason, codes ...string) bool {
 		return slices.ContainsFunc(reasons, func(r cluster.Reason) bool { return slices.Contains(codes, r.Code) })

@@ -19,8 +19,7 @@ import (
 	"github.com/recast-sh/recast/internal/words"
 )
 
-// OnlyTidies says whether the node runs the wanted build, and only leftovers are cleaned up while it stays up.
-// Other differences are mended while the node runs, or not by this plan.
+// OnlyTidies: the node runs the build, and leftovers are cleaned up while it stays up. More is mended so, or stays.
 func (n NodePlan) OnlyTidies() bool {
 	return n.Strategy.Upgrades() && n.Drift.Of(true, false, false).Tidy() && !stopsVM(n)
 }
@@ -30,8 +29,7 @@ func (n NodePlan) takenOut() bool {
 	return !n.Resume && n.Strategy.From() == cluster.Serving && !n.OnlyTidies()
 }
 
-// AwaitOthers refuses the nodes that could not start because others are not Ready, except those that the plan
-// itself brings back first.
+// AwaitOthers refuses nodes that could not start while others are not Ready, unless those come first in the plan.
 func (p *Plan) AwaitOthers(o observe.Observation) {
 	var before, left []string
 	for i := range p.Nodes {
@@ -156,8 +154,7 @@ func planFallback(n *NodePlan, o observe.Observation, p Policy, system cluster.D
 		n.FallbackKept = !onSystem
 		against = append(against, refused...)
 	}
-	// The schematic is more precise than the lock's hash, which schematics with the same
-	// extensions share; but it does not say what an image is for.
+	// The schematic says more than the lock's hash, which others share; but not what an image is for.
 	m := *n.Found.Machine
 	for _, b := range o.PastBuilds {
 		if m.Schematic.LockHash() != "" && b.SchematicID == m.Schematic.ID && b.TalosVersion == m.TalosVersion && len(cluster.DiffTarget(b, m.RunningSystem)) == 0 && b.Installer != "" {
@@ -189,8 +186,7 @@ type Heed struct {
 	Ignore []string // roll.ignoreNodes
 }
 
-// Down lists the Nodes that keep a node of that role from being taken out. A control plane that is not Ready keeps
-// the other control planes in, even if it has an excuse.
+// Down lists the Nodes that keep a node of that role in. A control plane that is down keeps others in despite excuses.
 func (h Heed) Down(nodes []cluster.KubeNode, role string, not func(name string) bool) []string {
 	var down []string
 	for _, k := range nodes {
@@ -282,11 +278,9 @@ func (p Policy) leaves(d observe.Drift) string {
 	return "only its machine configuration differs, " + asked
 }
 
-// Rehearsal says how a roll tries what its nodes will boot before it takes one out: on each host, for each kind of
-// firmware, a scratch VM boots to maintenance mode and is deleted.
+// Rehearsal: on each host, for each firmware, a scratch VM boots what nodes will, before the first is taken out.
 type Rehearsal struct {
-	// Addresses are unused fixed addresses, each with its network, for scratch VMs of platform nocloud. If none is
-	// in the node's network, DHCP assigns an address and the guest agent reports it.
+	// Addresses are unused ones for scratch VMs of nocloud. If none is in the network, DHCP and the guest agent serve.
 	Addresses []netip.Prefix
 	Gateway   netip.Addr // of the network that contains the address; invalid: none
 }
@@ -377,8 +371,7 @@ func (f firmware) id(schematic string) string {
 	return noPath.ReplaceAllString(strings.ToLower(id+"-"+schematic), "-")
 }
 
-// TrialsOf returns a plan's trials, by host, each with its nodes. Nodes that an earlier run left unfinished get
-// none: they are already out. A node whose system disk is not proven gets none either: it is refused.
+// TrialsOf returns trials by host. Nodes left unfinished are already out, unproven ones refused: they get none.
 func (p Plan) TrialsOf(h Rehearsal) []Trial {
 	byHost := map[string][]Trial{}
 	for _, n := range p.Work() {
@@ -437,10 +430,9 @@ func (p worldOf) rehearse(h *Rehearsal) {
 	}
 }
 
-// chooseReboots says which upgrades in place boot through the firmware. With canary, that is the first upgrade to
-// each image, alone and before all others: an image that boots by kexec only (talos#14146) would come back from
-// every roll, and from no power failure. An upgrade that an earlier run began may have been rebooted in either way,
-// so it goes through the firmware and still does not count as the first.
+// chooseReboots says which upgrades in place boot through the firmware. With canary, that is the first upgrade to each
+// image, alone and before all others: an image that boots by kexec only (talos#14146) would come back from every roll,
+// and from no power failure. One that an earlier run began goes through the firmware, too, and does not count.
 func (p *Plan) chooseReboots(how cluster.Reboot, named string) {
 	first, of := map[string]*NodePlan{}, map[string]int{}
 	for i := range p.Nodes {
@@ -518,8 +510,7 @@ func (n NodePlan) HandsOver() []cluster.Disk {
 	})
 }
 
-// Then returns what follows on the same node: a control plane that a rebuild takes away is made again, and a node
-// that does not come back from an upgrade in place may be reimaged. false: nothing follows.
+// Then returns what follows on the node: it is made again after a rebuild's removal, or reimaged after in-place.
 func (n NodePlan) Then() (NodePlan, bool) {
 	switch {
 	case takesAway(n):
@@ -572,20 +563,17 @@ func ScratchMark(run, name, uuid string) string {
 	return fmt.Sprintf("%s%s rehearse cluster=%s uuid=%s", cluster.RunMark, run, name, uuid)
 }
 
-// ScratchMarkOf returns the last line of the description of a scratch VM whose SMBIOS has a UUID from Proxmox:
-// setting a UUID needs VM.Config.HWType. uuid is that of the VM's disks.
+// ScratchMarkOf is ScratchMark for a UUID of Proxmox', as setting one needs VM.Config.HWType; uuid: of its disks.
 func ScratchMarkOf(run, name, uuid string, id cluster.VMID) string {
 	return fmt.Sprintf("%s vmid=%d", ScratchMark(run, name, uuid), id)
 }
 
-// ScratchSerial names the disk of a scratch VM that boots a disk, within the 20 characters that every disk bus of
-// QEMU passes on. A disk without that serial was not made with the VM.
+// ScratchSerial names a scratch VM's disk, within the 20 characters of every bus. Another disk was not made with it.
 func ScratchSerial(uuid string) string {
 	return "recast-" + uuid[strings.LastIndex(uuid, "-")+1:]
 }
 
-// ScratchVMs returns a cluster's scratch VMs among all VMs. A copy, whose name, UUID or number is not that in its
-// description, is not a scratch VM.
+// ScratchVMs returns a cluster's scratch VMs. A copy has another name, UUID or number than in its description.
 func ScratchVMs(vms []cluster.VM, cluster string) []Scratch {
 	var out []Scratch
 	for _, vm := range vms {

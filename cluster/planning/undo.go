@@ -105,8 +105,7 @@ func ForUndo(ctx context.Context, clusterName string, wanted []cluster.Wanted, o
 	return plan, u.Way, err
 }
 
-// choose returns the way back that applies, and its nodes: without names, the unfinished node, else every node
-// whose system disk the latest run replaced, or those of the run that u names.
+// choose returns the way back and its nodes: without names the unfinished, else those of the latest run, or u's.
 func (u Undone) choose(wanted []cluster.Wanted, o observe.Observation, p Policy) (way Way, nodes []string, err error) {
 	open, finished := replacings(wanted, o, p)
 	nodes = nodesOf(open)
@@ -245,8 +244,7 @@ func forCancel(clusterName string, wanted []cluster.Wanted, o observe.Observatio
 	return plan, nil
 }
 
-// giveUp says how to cancel the creation of a node. Only what that run alone has made, and nothing has used, is to
-// be deleted: a control plane may already be a member of etcd.
+// giveUp says how to cancel a creation: only what that run made and nothing used goes; etcd may know a control plane.
 func giveUp(f observe.Found) string {
 	rec, park := f.Parking.Record, f.Parking.VM
 	text := fmt.Sprintf("recast roll finishes it; recast remove %s then takes it away, and keeps its disks", rec.Node)
@@ -286,8 +284,7 @@ func nothingToCancel(node string, f observe.Found) error {
 	return fault.WithHint(err, "recast status says what is unfinished")
 }
 
-// forRollback plans to boot the named nodes from their previous system disks; without names, all nodes that can. If
-// that is not possible, the way back is a roll to the previous lock; each refusal says so.
+// forRollback plans to boot the nodes' previous system disks; without names all that can. Refusals say the other way.
 func forRollback(ctx context.Context, clusterName string, wanted []cluster.Wanted, o observe.Observation, talos cluster.TalosReader, m cluster.Maintenance, p Policy) (Plan, error) {
 	plan := Plan{Cluster: clusterName, MaxUnavailable: 1, PerHost: 1, ControlPlanes: o.ControlPlanes(), Heed: p.Heed(wanted)}
 	for i, w := range wanted {

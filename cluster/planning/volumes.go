@@ -17,9 +17,8 @@ import (
 // etcdVolume is the ID of the volume with etcd's data.
 const etcdVolume = "ETCD"
 
-// planVolumes refuses a configuration with which Talos no longer uses a volume that stays, or can't open it: pods,
-// or etcd, would write to an empty directory on EPHEMERAL instead. nodes[].acceptLoss lifts the refusal by the
-// volume's ID, and the plan shows that.
+// planVolumes refuses a configuration with which Talos no longer uses a volume that stays, or can't open it: pods, or
+// etcd, would write to an empty directory on EPHEMERAL instead. nodes[].acceptLoss lifts that by its ID, as shown.
 func (n *NodePlan) planVolumes() {
 	gets, whose, goes := n.volumesFor(n.Strategy)
 	switch {
@@ -147,8 +146,7 @@ func dropped(s cluster.VolumeStatus) string {
 	return "it is no longer mounted, pods that use its path write to EPHEMERAL, and what is on it stays there"
 }
 
-// liftSystemVolume says how another place for a system volume is accepted. A member of etcd whose directory is
-// empty must leave first, which happens when the system disk is replaced.
+// liftSystemVolume: etcd's member must leave before its directory is empty, which a new system disk brings about.
 func (n *NodePlan) liftSystemVolume(s cluster.VolumeStatus) string {
 	if !n.acceptable(s) {
 		return ". Nothing lifts that while the node keeps its system disk: its etcd would start with no data"
@@ -171,8 +169,7 @@ func (n *NodePlan) refuseVolume(s cluster.VolumeStatus, names []string, what, lo
 	n.WillLose = append(n.WillLose, fmt.Sprintf("%s (%s): %s", text, s.ID, loses))
 }
 
-// planBlankVolumes is planVolumes for a machine without a configuration, whose volumes are known only by the labels
-// of their partitions, and by whether the partitions are encrypted.
+// planBlankVolumes knows a reset machine's volumes only by their partitions' labels, and whether they are encrypted.
 func (n *NodePlan) planBlankVolumes(gets []cluster.ConfigVolume, whose string) {
 	for _, v := range n.Found.Blank.Volumes {
 		if v.Label == "" || strings.HasPrefix(v.Label, cluster.SwapVolume) {

@@ -161,8 +161,7 @@ func (p ParkingPruner) empty(ctx context.Context, v ParkingVerdict) (cluster.VM,
 	return vm, nil
 }
 
-// Unnamed lists, in words, the volumes that carry a VM's VMID and that its configuration does not
-// name. Proxmox does not delete them with the VM, and the next VM with its VMID would own them.
+// Unnamed lists volumes with a VM's VMID outside of its configuration: the next VM of that number would own them.
 func (p ParkingPruner) Unnamed(ctx context.Context, vm cluster.VM) ([]string, error) {
 	storages, err := p.Storages(ctx, vm.Host)
 	if err != nil {
@@ -201,8 +200,7 @@ func (p ParkingPruner) KeepUnnamed(ctx context.Context, vms []cluster.VM) error 
 	return nil
 }
 
-// JudgeParked decides for each old system disk and each parking VM of the cluster whether it can be removed. Whatever
-// is not provably a system disk that a finished replacement kept stays, with the reason.
+// JudgeParked decides what can be removed. What is not provably a finished replacement's system disk stays.
 func JudgeParked(vms []cluster.VM, uses []cluster.Use, r Retention) ([]KeptVerdict, []ParkingVerdict) {
 	j := judgement{Retention: r, vms: vms, uses: uses, vouched: map[int]bool{}}
 	parks := []ParkingVerdict{}
@@ -477,8 +475,7 @@ func pointer[T any](all []T, is func(T) bool) *T {
 	return nil
 }
 
-// judgeGivenUp judges disk i if it is of a cancelled replacement, and reports whether it is. Nothing boots it, so it
-// can be freed, unless a replacement is unfinished, or it is another recast.yaml's.
+// judgeGivenUp: nothing boots a cancelled replacement's disk; it goes, unless its node is unfinished or another's.
 func (j *judgement) judgeGivenUp(i int) bool {
 	v := &j.kept[i]
 	if !v.GivenUp {

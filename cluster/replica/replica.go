@@ -219,8 +219,7 @@ func (s System) exposed(v Volume, node string, away func(node string) bool) (why
 	return why, "wait until " + s.Name + " has made another"
 }
 
-// through returns an exposure if other nodes use the volume through the node. A volume that is Alone on the node is
-// no exposure here: it is unavailable while the node is away in any case.
+// through: other nodes use the volume through the node. One that is Alone there is away with it in any case.
 func (s System) through(v Volume, node string) Exposure {
 	others := slices.DeleteFunc(slices.Clone(v.Users), func(user string) bool { return user == node })
 	only := v.Alone && slices.ContainsFunc(v.Replicas, func(r Replica) bool { return r.Node == node })
@@ -347,8 +346,7 @@ func (s System) unhealed(node string, ailing []string) string {
 
 func count(volumes int) string { return words.Counted(volumes, "volume") }
 
-// Unchecked names the volumes with copies or voters on the node that their system has not checked since the first
-// call with the same seen; "" if there are none. seen remembers when each volume was last checked.
+// Unchecked names volumes with copies or voters on the node that were not checked since the first call with seen.
 func Unchecked(systems []System, node string, seen map[string]string) string {
 	var names []string
 	for _, s := range systems {
@@ -465,8 +463,7 @@ func (s System) poolsExposed(node string, away func(node string) bool) (out []Ex
 	return out
 }
 
-// placed lists the pools whose objects may have too few copies without the node although all other nodes serve. If
-// even one copy less is too few, or no other node has any data, the owner wants it so.
+// placed lists pools that may have too few copies without the node, but for those whose owner accepts even that.
 func (s System) placed(v Volume, node string) (out []Exposure) {
 	if !slices.ContainsFunc(v.Replicas, func(r Replica) bool { return r.Node != node }) {
 		return []Exposure{{
@@ -580,8 +577,7 @@ type HoldReader interface {
 // other nodes. The change of a setting also stores the previous value beside the setting: it can't be lost, whoever
 // is killed, and every run finds it.
 type Holder interface {
-	// HoldRebuild tells the system (its System.Name) to wait at least that long while the run has the node away. said
-	// is the change in words, "" if the system waits that long anyway. HoldRebuild may be repeated.
+	// HoldRebuild has the system wait that long while the run has the node away; said "": it does. It may be repeated.
 	HoldRebuild(ctx context.Context, system, node, run string, atLeast time.Duration) (said string, err error)
 	// GiveBack ends the hold for these nodes. When the last node's hold ends, the system gets the previous value
 	// back; a value that someone else has set meanwhile stays. said is the change in words, "" if nothing was held
@@ -675,8 +671,7 @@ func (m Memo) With(value, node string, need int, number func(string) (int, error
 	return m.Set, m, nil
 }
 
-// Without returns the setting's value and memo after the end of the hold for the nodes. A value that someone else has
-// set meanwhile stays, and then the hold has ended for all nodes.
+// Without ends the nodes' hold. A value that someone else has set stays, and ends the hold for all nodes.
 func (m Memo) Without(value string, nodes ...string) (string, Memo) {
 	if value != m.Set {
 		return value, Memo{}
@@ -821,8 +816,7 @@ func (s Setting) write(ctx context.Context, value string, had, m Memo) error {
 // of a node that never comes back have one copy less.
 const Longest = 30 * time.Minute
 
-// spared is how long a system that evicts nodes is told to wait at least. An evicted node would not come back by
-// itself, so a roll needs the time to put the node's old system back.
+// spared is for systems that evict: a node would not come back by itself, and its old system must be put back first.
 const spared = time.Hour
 
 // Holding returns how long the system is to wait for a node that is expected to be away for the outage: twice the

@@ -730,8 +730,7 @@ func system(w cluster.Wanted) (cluster.ShapeDisk, bool) {
 // Defaults of a new VM, as Talos needs them.
 var newVM = map[string]string{"ostype": "l26", "scsihw": "virtio-scsi-single", "cpu": "host", "cores": "2"}
 
-// New returns a node's VM as it will be made, with its system disk as the only disk. Lacks must return nothing for w.
-// The other disks are added before the VM is started.
+// New returns a node's VM as made, for a w that lacks nothing. Disks besides the system's are added before its start.
 func New(w cluster.Wanted, id cluster.VMID, uuid string) cluster.VM {
 	vm := cluster.VM{ID: id, Name: w.Name, Host: w.Shape.Host, Pool: w.Shape.Pool, Config: maps.Clone(newVM)}
 	maps.Copy(vm.Config, w.Shape.Settings)

@@ -479,8 +479,7 @@ func (n *Needs) claim() {
 	n.add("/vms", "make and delete the VM that is the claim of the run", []spot{{path: "/vms", below: true}}, claimPrivileges...)
 }
 
-// common adds what every roll needs. The privileges on VMs must be granted above /vms/<id>: Proxmox deletes an entry
-// at the VM's own path together with the VM (AccessControl.pm, remove_vm_access).
+// common is for every roll. Proxmox deletes entries at /vms/<id> with the VM (remove_vm_access): grants are above.
 func (n *Needs) common(hosts []string) {
 	n.add("/", "read quorum, HA resources and backup jobs", nil, "Sys.Audit")
 	n.add("/", "read access control entries of single VMs", []spot{{path: "/access"}}, "Sys.Audit")
@@ -492,8 +491,7 @@ func (n *Needs) common(hosts []string) {
 	n.see()
 }
 
-// config adds what creating the VM again needs because of single settings (qemu-server,
-// API2/Qemu.pm): a privilege found missing only after the delete would keep the node down.
+// config adds what single settings need: found missing after the delete, it would keep the node down (API2/Qemu.pm).
 func (n *Needs) config(config map[string]string) {
 	use := func(path, key string) { n.add(path, "write the setting "+key, nil, "Mapping.Use") }
 	for _, key := range slices.Sorted(maps.Keys(config)) {

@@ -136,8 +136,7 @@ func (s Survey) Assess(wanted []cluster.Wanted, p planning.Policy) []Assessment 
 	return out
 }
 
-// Needs returns the privileges for a roll of these nodes. Each node counts by its expected strategy or, if that is
-// unknown, by the configured strategy, or else by recreate.
+// Needs are for a roll of these nodes by the expected strategy, if unknown the configured, or else recreate.
 func (s Survey) Needs(wanted []cluster.Wanted, assessments []Assessment) Needs {
 	var needs Needs
 	for i, w := range wanted {
@@ -330,8 +329,7 @@ func (s Survey) machineOf(node string) *cluster.Machine {
 	return f.Machine
 }
 
-// noMember says what is known about a control plane that is not among the members. A control plane that was removed
-// from etcd but kept its data restarts its etcd for ever, and only the log of its etcd says so.
+// noMember: a control plane that was removed but has data restarts its etcd for ever; only that etcd's log says so.
 func (s Survey) noMember(ctx context.Context, talos cluster.EtcdReader, files cluster.FileReader, v etcd.View, e cluster.Endpoint) error {
 	err := fault.EtcdUnhealthy.Refusedf("%s is no member of etcd (%s are)", e.Node, v.Names())
 	if own, errOwn := talos.EtcdStatus(ctx, e.Addr); errOwn == nil {
@@ -386,8 +384,7 @@ type DiscoverOptions struct {
 	Exclude []string     // nodes to leave out
 }
 
-// Discover finds every node of a cluster and its VM. To be reliable, it fails if a node can't be read or does not
-// match exactly one VM, and reports all of these problems. Sources.Kube may be nil.
+// Discover finds a cluster's nodes and their VMs, all or none, and reports all problems. Sources.Kube may be nil.
 func Discover(ctx context.Context, src observe.Sources, o DiscoverOptions) (Discovery, error) {
 	d, members, nodes, err := discoverSources(ctx, src)
 	if err != nil {
@@ -642,8 +639,7 @@ func (d *Discovery) knowPods(ctx context.Context, kube cluster.VolumeReader) err
 	return nil
 }
 
-// Own returns the VMs that recast made for itself when it worked on this cluster: the parking VMs of its nodes, and
-// all VMs whose record, claim or mark names the cluster.
+// Own returns recast's own VMs: the nodes' parking VMs, and those whose record, claim or mark names the cluster.
 func (d Discovery) Own(name string) []cluster.VM {
 	named := func(of string) bool { return of != "" && of == name || d.Cluster != "" && of == d.Cluster }
 	var own []cluster.VM
@@ -666,9 +662,8 @@ func IsClaim(vm cluster.VM) bool {
 	return held
 }
 
-// addSeeds adds the machines at further addresses. If a listed node did not answer at its own address but answers at
-// one of these, addSeeds takes the machine from there. silent lists the addresses where no node answers and that no
-// node is known to have: such an address may move between control planes.
+// addSeeds adds the machines at further addresses. A silent node may answer there. silent are addresses of no known
+// node without an answer: they may move between control planes.
 func addSeeds(ctx context.Context, talos cluster.PartReader, nodes []Discovered, errs []error, addrs, known []netip.Addr) (_ []Discovered, _ []error, silent []netip.Addr) {
 	for _, addr := range addrs {
 		if slices.ContainsFunc(nodes, func(n Discovered) bool { return n.Addr == addr }) || slices.Contains(silent, addr) {
