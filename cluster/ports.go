@@ -576,7 +576,7 @@ func IsHookKey(key string) bool {
 	return strings.HasPrefix(key, "hooks/") || strings.Contains(key, "/hooks/")
 }
 
-// UserGate is a user's condition about objects or a command, before a node is taken out, and again after it is back.
+// UserGate is a condition of the user's own. It has to hold before a node is taken out, and before the next one goes.
 type UserGate struct {
 	Description    string       `json:"description,omitempty"`
 	BeforeOnly     bool         `json:"beforeOnly,omitempty"` // not asked after the node is back
