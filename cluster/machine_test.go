@@ -252,9 +252,7 @@ func TestAttachedVolumeString(t *testing.T) {
 			"PersistentVolume pv-1 (driver csi.example.com) can't be detached: disk is busy",
 		},
 		"without a PersistentVolume": {AttachedVolume{Attachment: "csi-1a", Driver: "csi.example.com"}, "VolumeAttachment csi-1a (driver csi.example.com)"},
-	}, func(t *testing.T, c testCase) {
-		must.Equal(t, "volume", c.want, c.volume.String())
-	})
+	}, func(t *testing.T, c testCase) { must.Equal(t, "volume", c.want, c.volume.String()) })
 }
 
 type oneControlPlane struct {

@@ -40,23 +40,21 @@ func seenAt(version string) Seen {
 	return seen
 }
 
-// edit changes what was seen of a node.
-func (s Seen) edit(name string, change func(*NodeSeen)) Seen {
-	i := slices.IndexFunc(s.Nodes, func(n NodeSeen) bool { return n.Node.Name == name })
-	change(&s.Nodes[i])
-	return s
+// of changes what was seen of a node.
+func of(name string, change func(*NodeSeen)) func(Seen) Seen {
+	return func(s Seen) Seen {
+		i := slices.IndexFunc(s.Nodes, func(n NodeSeen) bool { return n.Node.Name == name })
+		change(&s.Nodes[i])
+		return s
+	}
 }
 
 func image(name string, c cluster.Component, ref string) func(Seen) Seen {
-	return func(s Seen) Seen {
-		return s.edit(name, func(n *NodeSeen) { n.Machine.Images = n.Machine.Images.With(c, ref) })
-	}
+	return of(name, func(n *NodeSeen) { n.Machine.Images = n.Machine.Images.With(c, ref) })
 }
 
 func kubelet(name, version string) func(Seen) Seen {
-	return func(s Seen) Seen {
-		return s.edit(name, func(n *NodeSeen) { n.Node.KubeletVersion = version })
-	}
+	return of(name, func(n *NodeSeen) { n.Node.KubeletVersion = version })
 }
 
 // planCase is a cluster at a version, and what is planned to bring it to another.
@@ -69,7 +67,7 @@ type planCase struct {
 
 func as(s Seen) Seen { return s }
 
-func (tc planCase) check(t *testing.T) {
+func checkPlan(t *testing.T, tc planCase) {
 	plan, err := NewPlan("c1", tc.to, tc.seen(seenAt(tc.from)))
 	if err != nil || len(plan.Refused) != len(tc.refused) {
 		t.Fatalf("%v, refused %q, want %q", err, plan.Refused, tc.refused)
@@ -92,6 +90,7 @@ func (tc planCase) check(t *testing.T) {
 
 func TestPlanKubernetes(t *testing.T) {
 	t.Parallel()
+	staged := of("wk1", func(n *NodeSeen) { n.Machine.Pending = true })
 	must.Each(t, map[string]planCase{
 		"the next minor":       {"v1.35.4", "v1.36.1", as, "registry.k8s.io/kube-apiserver:v1.36.1", nil},
 		"a patch":              {"v1.35.4", "v1.35.5", as, "ghcr.io/siderolabs/kubelet:v1.35.5", nil},
@@ -110,41 +109,29 @@ func TestPlanKubernetes(t *testing.T) {
 		"no tag":           {"v1.35.4", "v1.36.1", image("wk1", cluster.Kubelet, "reg.local:5000/kubelet"), "", []string{"kubelet of wk1: image \"reg.local:5000/kubelet\" has no tag"}},
 		"old kubelet":      {"v1.35.4", "v1.36.1", kubelet("wk1", "v1.32.9"), "", []string{"wk1: its kubelet is v1.32.9, more than 3 minor versions before v1.36.1, which its API servers would not serve: recast upgrade-k8s --to v1.35.4 brings it along first"}},
 		"kubelet 3 behind": {"v1.35.4", "v1.36.1", kubelet("wk1", "v1.33.9"), "ghcr.io/siderolabs/kubelet:v1.36.1", nil},
-		"Talos": {"v1.36.1", "v1.37.0", func(s Seen) Seen {
-			return s.edit("wk1", func(n *NodeSeen) {
-				n.Unsupported = "Talos v1.13.9 supports 1.31 to 1.36: roll to Talos v1.14 first"
-			})
-		}, "", []string{"wk1: Talos v1.13.9 supports 1.31 to 1.36: roll to Talos v1.14 first"}},
-		"unread": {"v1.35.4", "v1.36.1", func(s Seen) Seen {
-			return s.edit("wk1", func(n *NodeSeen) { n.Machine, n.Err = nil, errors.New("no answer") })
-		}, "", []string{"wk1: it could not be read: no answer"}},
-		"another machine": {"v1.35.4", "v1.36.1", func(s Seen) Seen {
-			return s.edit("wk1", func(n *NodeSeen) { n.Machine.UUID = "other" })
-		}, "", []string{"wk1: 10.0.0.31 answers with UUID other, and Kubernetes has uuid-wk1 for it"}},
+		"Talos": {
+			"v1.36.1", "v1.37.0", of("wk1", func(n *NodeSeen) { n.Unsupported = "Talos v1.13.9 is too old: roll first" }), "",
+			[]string{"wk1: Talos v1.13.9 is too old: roll first"},
+		},
+		"unread": {
+			"v1.35.4", "v1.36.1", of("wk1", func(n *NodeSeen) { n.Machine, n.Err = nil, errors.New("no answer") }), "",
+			[]string{"wk1: it could not be read: no answer"},
+		},
+		"another machine": {
+			"v1.35.4", "v1.36.1", of("wk1", func(n *NodeSeen) { n.Machine.UUID = "other" }), "",
+			[]string{"wk1: 10.0.0.31 answers with UUID other, and Kubernetes has uuid-wk1 for it"},
+		},
 		"in use": {"v1.35.4", "v1.36.1", func(s Seen) Seen {
 			s.Removed, s.Owners, s.Open = []string{"cp1: flag x"}, []string{"tuppr"}, []string{"wk9"}
 			return s
 		}, "", []string{"cp1: flag x", "the cluster is managed by tuppr as well", "wk9: a roll has changed it and not finished"}},
 		"another kube-proxy": {"v1.35.4", "v1.36.1", func(s Seen) Seen { s.Proxy.Image = "registry.k8s.io/kube-proxy:v1.37.0"; return s }, "", []string{"DaemonSet kube-proxy: it is v1.37.0 already"}},
-	}, func(t *testing.T, tc planCase) {
-		tc.check(t)
-	})
-}
-
-// TestPlanKubernetesMachines: machines that must not be changed, and machines that are not seen.
-func TestPlanKubernetesMachines(t *testing.T) {
-	t.Parallel()
-	must.Each(t, map[string]planCase{
 		"a vendor's tag": {"v1.35.4", "v1.36.1", image("cp1", cluster.APIServer, "reg.local/kube-apiserver:v1.35.4-fips.1"), "", []string{
 			"kube-apiserver of cp1: image \"reg.local/kube-apiserver:v1.35.4-fips.1\": \"fips.1\" in its tag is a vendor's own, and which one another version has is not known: upgrade Kubernetes with the tool of the vendor of these images",
 		}},
-		"a candidate": {"v1.36.0-rc.1", "v1.36.0", as, "registry.k8s.io/kube-apiserver:v1.36.0", nil},
-		"staged": {"v1.35.4", "v1.36.1", func(s Seen) Seen {
-			return s.edit("wk1", func(n *NodeSeen) { n.Machine.Pending = true })
-		}, "", []string{"wk1: it has a configuration that is staged or tried"}},
-		"staged, untouched": {"v1.35.4", "v1.35.4", func(s Seen) Seen {
-			return s.edit("wk1", func(n *NodeSeen) { n.Machine.Pending = true })
-		}, "", nil},
+		"a candidate":       {"v1.36.0-rc.1", "v1.36.0", as, "registry.k8s.io/kube-apiserver:v1.36.0", nil},
+		"staged":            {"v1.35.4", "v1.36.1", staged, "", []string{"wk1: it has a configuration that is staged or tried"}},
+		"staged, untouched": {"v1.35.4", "v1.35.4", staged, "", nil},
 		"a control plane without a Node": {"v1.35.4", "v1.36.1", func(s Seen) Seen {
 			s.Etcd = append(s.Etcd, cluster.EtcdMember{ID: 0xc2, Name: "cp2", Peers: []string{"https://10.0.0.12:2380"}})
 			return s
@@ -152,18 +139,14 @@ func TestPlanKubernetesMachines(t *testing.T) {
 		"a Node of another name": {"v1.35.4", "v1.36.1", func(s Seen) Seen { s.Etcd[0].Name = "cp1-host"; return s }, "registry.k8s.io/kube-apiserver:v1.36.1", nil},
 		"etcd is down on it": {"v1.35.4", "v1.36.1", func(s Seen) Seen {
 			s.Etcd[0].Name = "cp1-host"
-			return s.edit("cp1", func(n *NodeSeen) { n.Member = 0 })
+			return of("cp1", func(n *NodeSeen) { n.Member = 0 })(s)
 		}, "registry.k8s.io/kube-apiserver:v1.36.1", nil},
-		"another machine of its name": {"v1.35.4", "v1.36.1", func(s Seen) Seen {
-			return s.edit("cp1", func(n *NodeSeen) { n.Member = 0xdead })
-		}, "", []string{"etcd member cp1: "}},
+		"another machine of its name": {"v1.35.4", "v1.36.1", of("cp1", func(n *NodeSeen) { n.Member = 0xdead }), "", []string{"etcd member cp1: "}},
 		"etcd is unknown": {"v1.35.4", "v1.36.1", func(s Seen) Seen {
 			s.Etcd, s.EtcdErr = nil, errors.New("no answer")
 			return s
 		}, "", []string{"who the members of etcd are, and so which control planes there are, is not known: no answer"}},
-	}, func(t *testing.T, tc planCase) {
-		tc.check(t)
-	})
+	}, checkPlan)
 }
 
 func TestKubeVersionOrder(t *testing.T) {
@@ -321,7 +304,6 @@ func (r *removals) RemovedObjects(_ context.Context, from, to string) ([]string,
 // time, whatever is already upgraded.
 func TestRemovedStepByStep(t *testing.T) {
 	t.Parallel()
-	as := func(s Seen) Seen { return s }
 	type row struct {
 		from string
 		seen func(Seen) Seen
@@ -401,6 +383,12 @@ func newThreePlanes() *threePlanes {
 		p.members = append(p.members, cluster.EtcdMember{ID: uint64(i + 1), Name: name, Peers: []string{"https://" + addr.String() + ":2380"}})
 	}
 	return p
+}
+
+func (p *threePlanes) change(addr netip.Addr, change func(*cluster.MachineKubernetes)) {
+	m := p.machines[addr]
+	change(&m)
+	p.machines[addr] = m
 }
 
 func imagesAt(version string) (images cluster.KubernetesImages) {
@@ -527,11 +515,11 @@ func TestRequireOthers(t *testing.T) {
 		c.wrong(p)
 		clustertest.CheckErr(t, u.requireOthers(t.Context(), c.except), c.want, "list ")
 	})
-}
-
-// TestRequireMemberNeedsAnAddress, though etcd does not count as healthy with such a member.
-func TestRequireMemberNeedsAnAddress(t *testing.T) {
-	t.Parallel()
+	p := newThreePlanes()
+	p.servers[planeAddrs[2]] = fault.WithHint(errors.New("no route"), "reach port 6443") // can't be reached from here
+	hints := fault.Hints(p.upgrade().requireOthers(t.Context(), spotOf{}))
+	must.Contain(t, "hints", "\n"+strings.Join(hints, "\n")+"\n", "\nreach port 6443\n")
+	// Though etcd does not count as healthy with such a member:
 	err := newThreePlanes().upgrade().requireMember(t.Context(), cluster.EtcdMember{ID: 9, Name: "cp9"}, nil)
 	must.Fail(t, err, "no address in its peer URLs")
 }
@@ -540,21 +528,11 @@ func TestRequireMemberNeedsAnAddress(t *testing.T) {
 func TestCheckAsksForTheOthers(t *testing.T) {
 	t.Parallel()
 	p := newThreePlanes()
-	for addr, m := range p.machines {
-		m.Images = imagesAt("v1.35.4")
-		p.machines[addr] = m
+	for _, addr := range planeAddrs {
+		p.change(addr, func(m *cluster.MachineKubernetes) { m.Images = imagesAt("v1.35.4") })
 	}
 	p.pod("cp2", cluster.Scheduler).Ready = false
 	clustertest.CheckErr(t, p.upgrade().check(t.Context()), "the kube-scheduler of cp2 is not Ready")
-}
-
-// TestRequireOthersKeepsTheHint of an API server that can't be reached from here.
-func TestRequireOthersKeepsTheHint(t *testing.T) {
-	t.Parallel()
-	p := newThreePlanes()
-	p.servers[planeAddrs[2]] = fault.WithHint(errors.New("no route"), "reach port 6443")
-	hints := fault.Hints(p.upgrade().requireOthers(t.Context(), spotOf{}))
-	must.Contain(t, "hints", "\n"+strings.Join(hints, "\n")+"\n", "\nreach port 6443\n")
 }
 
 // TestAwaitOthers: a component that recovers is waited for; one that does not is refused.
@@ -577,14 +555,11 @@ func TestAwaitOthers(t *testing.T) {
 func TestSetAsksTwice(t *testing.T) {
 	must.Bubble(t, func(t *testing.T) {
 		p := newThreePlanes()
-		m := p.machines[planeAddrs[0]]
-		m.Images = imagesAt("v1.35.4")
-		p.machines[planeAddrs[0]] = m
+		p.change(planeAddrs[0], func(m *cluster.MachineKubernetes) { m.Images = imagesAt("v1.35.4") })
 		p.pod("cp2", cluster.Scheduler).Ready = false
 		p.after(time.Minute, func() {
 			p.pod("cp2", cluster.Scheduler).Ready = true
-			m.Pending = true
-			p.machines[planeAddrs[0]] = m
+			p.change(planeAddrs[0], func(m *cluster.MachineKubernetes) { m.Pending = true })
 		})
 		u := p.upgrade()
 		k := kubernetesStep{Upgrade: u, n: u.Plan.find("cp1"), c: cluster.Scheduler, path: "x"}
@@ -607,9 +582,7 @@ func TestSettle(t *testing.T) {
 		}, "", time.Minute},
 		"it is never ready to serve": {func(p *threePlanes) { p.servers[planeAddrs[0]] = errors.New("127.0.0.1:6443 is not ready: etcd") }, "is not ready: etcd", 11 * time.Minute},
 		"another machine answers": {func(p *threePlanes) {
-			m := p.machines[planeAddrs[0]]
-			m.UUID = "uuid-9"
-			p.machines[planeAddrs[0]] = m
+			p.change(planeAddrs[0], func(m *cluster.MachineKubernetes) { m.UUID = "uuid-9" })
 		}, "127.0.0.1 answers with UUID uuid-9, not uuid-1", 0},
 		"the claim is lost": {func(p *threePlanes) {
 			p.podsErr = &cluster.UnprovenError{Err: fault.As(fault.Claimed, errors.New("lost"))}
@@ -695,20 +668,17 @@ func TestProxyRollOut(t *testing.T) {
 // work, but nothing is changed.
 func TestPlanKubernetesLacks(t *testing.T) {
 	t.Parallel()
-	pod := func(change func(*cluster.StaticPod)) func(*Seen) {
-		return func(s *Seen) { change(&s.Pods[2]) } // the scheduler's
-	}
-	of := func(name string, change func(*NodeSeen)) func(*Seen) {
-		return func(s *Seen) { *s = s.edit(name, change) }
+	pod := func(change func(*cluster.StaticPod)) func(Seen) Seen {
+		return func(s Seen) Seen { change(&s.Pods[2]); return s } // the scheduler's
 	}
 	type row struct {
-		seen func(*Seen)
+		seen func(Seen) Seen
 		node int // cp1, wk1
 		want string
 	}
 	must.Each(t, map[string]row{
-		"nothing":         {func(*Seen) {}, 0, ""},
-		"no pod":          {func(s *Seen) { s.Pods = s.Pods[:2] }, 0, "kube-scheduler: Kubernetes does not show its pod"},
+		"nothing":         {as, 0, ""},
+		"no pod":          {func(s Seen) Seen { s.Pods = s.Pods[:2]; return s }, 0, "kube-scheduler: Kubernetes does not show its pod"},
 		"an old pod":      {pod(func(p *cluster.StaticPod) { p.Image = "registry.k8s.io/kube-scheduler:v1.34.6" }), 0, "kube-scheduler: its pod still is the old one: registry.k8s.io/kube-scheduler:v1.34.6, of revision 1"},
 		"an old revision": {of("cp1", func(n *NodeSeen) { n.Machine.Revisions = map[cluster.Component]uint64{cluster.Scheduler: 2} }), 0, "kube-scheduler: its pod still is the old one: registry.k8s.io/kube-scheduler:v1.35.4, of revision 1"},
 		"it loops":        {pod(func(p *cluster.StaticPod) { p.Ready, p.Why = false, "CrashLoopBackOff" }), 0, "kube-scheduler: its pod is not Ready: CrashLoopBackOff"},
@@ -717,9 +687,7 @@ func TestPlanKubernetesLacks(t *testing.T) {
 		"not Ready":       {of("wk1", func(n *NodeSeen) { n.Node.Ready = false }), 1, "kubelet: its node is not Ready"},
 		"a kubelet":       {of("wk1", func(n *NodeSeen) { n.Machine.KubeletHealthy = false }), 1, "kubelet: Talos' service kubelet is not healthy"},
 	}, func(t *testing.T, tc row) {
-		seen := seenAt("v1.35.4")
-		tc.seen(&seen)
-		plan, err := NewPlan("c1", "v1.35.4", seen)
+		plan, err := NewPlan("c1", "v1.35.4", tc.seen(seenAt("v1.35.4")))
 		if err != nil || len(plan.Refused) > 0 {
 			t.Fatalf("%v, refused %q", err, plan.Refused)
 		}
@@ -728,7 +696,7 @@ func TestPlanKubernetesLacks(t *testing.T) {
 	})
 }
 
-// TestPlanKubernetesProxyHalfDone: a DaemonSet with the new image but not yet the pods is waited for.
+// A DaemonSet with the new image but not yet the pods is waited for.
 func TestPlanKubernetesProxyHalfDone(t *testing.T) {
 	t.Parallel()
 	seen := seenAt("v1.35.4")
@@ -748,7 +716,7 @@ func TestPlanKubernetesLeftOver(t *testing.T) {
 		want string
 	}
 	must.Each(t, map[string]row{
-		"standard": {func(s Seen) Seen { return s }, command + " --with-docs=false --with-examples=false --dry-run shows"},
+		"standard": {as, command + " --with-docs=false --with-examples=false --dry-run shows"},
 		"own": {
 			image("cp1", cluster.Scheduler, "reg.local:5000/k8s/kube-scheduler:v1.35.4"),
 			command + " --scheduler-image=reg.local:5000/k8s/kube-scheduler --with-docs=false --with-examples=false --dry-run shows",

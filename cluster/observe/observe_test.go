@@ -356,6 +356,14 @@ func newDisk(node, host string, s cluster.Storage, gib int64) NewDisk {
 	return NewDisk{Node: node, Host: host, Storage: s, Bytes: gib << 30}
 }
 
+// newDisks are of the nodes a, b and so on, on pve1.
+func newDisks(s cluster.Storage, gib ...int64) (disks []NewDisk) {
+	for i, size := range gib {
+		disks = append(disks, newDisk(string(rune('a'+i)), "pve1", s, size))
+	}
+	return disks
+}
+
 const spaceRemedy = "while the old one stays parked: free old ones with recast prune, take fewer nodes at once with --only, or move the disk to another storage"
 
 // roomCase is new disks on one storage.
@@ -367,105 +375,69 @@ type roomCase struct {
 	warn   []string
 }
 
-func checkRoom(t *testing.T, tc roomCase) {
-	t.Helper()
-	uses := SpaceUses(tc.disks, map[string]cluster.Room{"pve1": tc.room})
-	if len(uses) != 1 {
-		t.Fatalf("%+v", uses)
-	}
-	must.Equal(t, "got", tc.want, uses[0].Lacks(tc.atOnce))
-	must.Equal(t, "got", tc.warn, uses[0].Warn())
-}
-
-func TestRoomForThickDisks(t *testing.T) {
+func TestRoomForDisks(t *testing.T) {
 	t.Parallel()
-	freeing := newDisk("a", "pve1", thickStorage, 10)
-	freeing.Freed = 10 << 30
-	must.Each(t, map[string]roomCase{
-		"thick takes it all": {
-			[]NewDisk{newDisk("a", "pve1", thickStorage, 10), newDisk("b", "pve1", thickStorage, 10), newDisk("c", "pve1", thickStorage, 10)},
-			roomWith(100, 25), 1,
-			[]string{"", "", "storage thick on pve1 has 25 GiB free, but a new system disk takes 10 GiB there besides 20 GiB for a, b before it " + spaceRemedy},
-			nil,
-		},
-		"thick, to the last byte": {[]NewDisk{newDisk("a", "pve1", thickStorage, 25)}, roomWith(100, 25), 1, []string{""}, nil},
-		"thick, alone too large": {
-			[]NewDisk{newDisk("a", "pve1", thickStorage, 26)},
-			roomWith(100, 25), 1,
-			[]string{"storage thick on pve1 has 25 GiB free, but a new system disk takes 26 GiB there " + spaceRemedy},
-			nil,
-		},
-		"what the one before frees": {[]NewDisk{freeing, newDisk("b", "pve1", thickStorage, 10)}, roomWith(100, 12), 1, []string{"", ""}, nil},
-		"not while that is under way": {
-			[]NewDisk{freeing, newDisk("b", "pve1", thickStorage, 10)},
-			roomWith(100, 12), 2,
-			[]string{"", "storage thick on pve1 has 12 GiB free, but a new system disk takes 10 GiB there besides 10 GiB for a before it " + spaceRemedy},
-			nil,
-		},
-	}, checkRoom)
-}
-
-func TestRoomForThinDisks(t *testing.T) {
-	t.Parallel()
+	freeing := newDisks(thickStorage, 10, 10)
+	freeing[0].Freed = 10 << 30
 	pool := cluster.ThinPool{VG: "pve", Name: "data", Size: 100 << 30, MetaSize: 100 << 20, MetaUsed: 10 << 20}
 	fullMeta := pool
 	fullMeta.MetaUsed = pool.MetaSize - 1<<20
+	const onceFull = " full if the new system disks filled up while the old ones are parked: once it is full, every disk on it fails: extend it, or free old system disks with recast prune"
+	noPools, noThick := roomWith(100, 50), roomWith(100, 50)
+	noPools.ErrPools, noThick.Storages[2].Active = errors.New("no lvs"), false
 	must.Each(t, map[string]roomCase{
+		"thick takes it all": {
+			newDisks(thickStorage, 10, 10, 10), roomWith(100, 25), 1,
+			[]string{"", "", "storage thick on pve1 has 25 GiB free, but a new system disk takes 10 GiB there besides 20 GiB for a, b before it " + spaceRemedy},
+			nil,
+		},
+		"thick, to the last byte": {newDisks(thickStorage, 25), roomWith(100, 25), 1, []string{""}, nil},
+		"thick, alone too large": {
+			newDisks(thickStorage, 26), roomWith(100, 25), 1,
+			[]string{"storage thick on pve1 has 25 GiB free, but a new system disk takes 26 GiB there " + spaceRemedy},
+			nil,
+		},
+		"what the one before frees": {freeing, roomWith(100, 12), 1, []string{"", ""}, nil},
+		"not while that is under way": {
+			freeing, roomWith(100, 12), 2,
+			[]string{"", "storage thick on pve1 has 12 GiB free, but a new system disk takes 10 GiB there besides 10 GiB for a before it " + spaceRemedy},
+			nil,
+		},
 		"thin takes what is written": {
-			[]NewDisk{newDisk("a", "pve1", plainStorage, 10), newDisk("b", "pve1", plainStorage, 40)},
-			roomWith(1000, 12), 1,
+			newDisks(plainStorage, 10, 40), roomWith(1000, 12), 1,
 			[]string{"", ""},
-			[]string{"storage dir on pve1 would be 104% full if the new system disks filled up while the old ones are parked: " +
-				"once it is full, every disk on it fails: extend it, or free old system disks with recast prune"},
+			[]string{"storage dir on pve1 would be 104%" + onceFull},
 		},
 		"thin, too little": {
-			[]NewDisk{newDisk("a", "pve1", plainStorage, 10), newDisk("b", "pve1", plainStorage, 50)},
-			roomWith(1000, 12), 1,
+			newDisks(plainStorage, 10, 50), roomWith(1000, 12), 1,
 			[]string{"", "storage dir on pve1 has 12 GiB free, but a new system disk takes 10 GiB there besides 4096 MiB for a before it " + spaceRemedy},
-			[]string{"storage dir on pve1 would be 105% full if the new system disks filled up while the old ones are parked: " +
-				"once it is full, every disk on it fails: extend it, or free old system disks with recast prune"},
+			[]string{"storage dir on pve1 would be 105%" + onceFull},
 		},
-		"thin, a small disk": {[]NewDisk{newDisk("a", "pve1", plainStorage, 2)}, roomWith(100, 50), 1, []string{""}, nil},
-		"a thin pool":        {[]NewDisk{newDisk("a", "pve1", thinStorage, 10)}, roomWith(100, 50, pool), 1, []string{""}, nil},
+		"thin, a small disk": {newDisks(plainStorage, 2), roomWith(100, 50), 1, []string{""}, nil},
+		"a thin pool":        {newDisks(thinStorage, 10), roomWith(100, 50, pool), 1, []string{""}, nil},
 		"a thin pool's metadata": {
-			[]NewDisk{newDisk("a", "pve1", thinStorage, 10)},
-			roomWith(100, 50, fullMeta), 1,
+			newDisks(thinStorage, 10), roomWith(100, 50, fullMeta), 1,
 			[]string{"the metadata of thin pool pve/data on pve1 has 1 MiB left, and the new system disks take 3 MiB: extend it (lvextend --poolmetadatasize)"},
 			nil,
 		},
 		"a thin pool that is not listed": {
-			[]NewDisk{newDisk("a", "pve1", thinStorage, 10)},
-			roomWith(100, 50), 1,
+			newDisks(thinStorage, 10), roomWith(100, 50), 1,
 			[]string{""},
 			[]string{"how full the metadata of thin pool pve/data on pve1 is can't be determined: Proxmox does not list it"},
 		},
 		"thin pools that can't be read": {
-			[]NewDisk{newDisk("a", "pve1", thinStorage, 10)},
-			func() cluster.Room { r := roomWith(100, 50); r.ErrPools = errors.New("no lvs"); return r }(), 1,
+			newDisks(thinStorage, 10), noPools, 1,
 			[]string{""},
 			[]string{"how full the metadata of thin pool pve/data on pve1 is can't be determined: no lvs"},
 		},
-	}, checkRoom)
-}
-
-func TestRoomThatCantBeTold(t *testing.T) {
-	t.Parallel()
-	away := func(s string) cluster.Room {
-		r := roomWith(100, 50)
-		i := slices.IndexFunc(r.Storages, func(sr cluster.StorageRoom) bool { return sr.Name == s })
-		r.Storages[i].Active = false
-		return r
-	}
-	must.Each(t, map[string]roomCase{
-		"not active": {[]NewDisk{newDisk("a", "pve1", thickStorage, 1)}, away("thick"), 1, []string{"storage thick is not active on pve1: see pvesm status there"}, nil},
+		"not active": {newDisks(thickStorage, 1), noThick, 1, []string{"storage thick is not active on pve1: see pvesm status there"}, nil},
 		"not for disks": {
-			[]NewDisk{newDisk("a", "pve1", cluster.Storage{Name: "isos"}, 1)},
-			roomWith(100, 50), 1,
+			newDisks(cluster.Storage{Name: "isos"}, 1), roomWith(100, 50), 1,
 			[]string{"storage isos takes no disks on pve1: see its content, nodes and state (pvesm status)"},
 			nil,
 		},
 		"a host that does not answer": {
-			[]NewDisk{newDisk("a", "pve1", thickStorage, 1)},
+			newDisks(thickStorage, 1),
 			cluster.Room{Err: errors.New("no route")},
 			1,
 			[]string{"the room on pve1 can't be read: no route"},
@@ -473,12 +445,18 @@ func TestRoomThatCantBeTold(t *testing.T) {
 		},
 		"a host that was not read": {[]NewDisk{newDisk("a", "pve2", thickStorage, 1)}, cluster.Room{}, 1, []string{"nobody asked pve2 for its room"}, nil},
 		"a drive without size": {
-			[]NewDisk{newDisk("a", "pve1", thickStorage, 0)},
-			roomWith(100, 50), 1,
+			newDisks(thickStorage, 0), roomWith(100, 50), 1,
 			[]string{"how large its new system disk is to be can't be determined: the drive has no size=: run qm disk rescan, or set nodes[].systemDisk.sizeGiB"},
 			nil,
 		},
-	}, checkRoom)
+	}, func(t *testing.T, tc roomCase) {
+		uses := SpaceUses(tc.disks, map[string]cluster.Room{"pve1": tc.room})
+		if len(uses) != 1 {
+			t.Fatalf("%+v", uses)
+		}
+		must.Equal(t, "got", tc.want, uses[0].Lacks(tc.atOnce))
+		must.Equal(t, "got", tc.warn, uses[0].Warn())
+	})
 }
 
 // Storages on one pool are counted together, on all hosts.
@@ -636,16 +614,12 @@ var fileCases = map[string]fileCase{
 	"other bytes, the same size": {
 		locked: []LockedFiles{content("tool", map[string]string{"/usr/local/bin/tool": "good"})},
 		node:   map[string]string{"/usr/local/bin/tool": "evil"},
-		want: FileCheck{Files: 1, Bytes: 4, Differ: []FileDiff{
-			{Path: "/usr/local/bin/tool", Extension: "tool v1", Found: print256("evil"), Wanted: print256("good")},
-		}},
+		want:   FileCheck{Files: 1, Bytes: 4, Differ: []FileDiff{toolDiff("/usr/local/bin/tool", "evil")}},
 	},
 	"another size": {
 		locked: []LockedFiles{content("tool", map[string]string{"/usr/local/bin/tool": "good"})},
 		node:   map[string]string{"/usr/local/bin/tool": "evil and longer"},
-		want: FileCheck{Files: 1, Bytes: 15, Differ: []FileDiff{
-			{Path: "/usr/local/bin/tool", Extension: "tool v1", Found: print256("evil and longer"), Wanted: print256("good")},
-		}},
+		want:   FileCheck{Files: 1, Bytes: 15, Differ: []FileDiff{toolDiff("/usr/local/bin/tool", "evil and longer")}},
 	},
 	"missing, with its directory": {
 		locked: []LockedFiles{content("tool", map[string]string{"/usr/local/bin/tool": "good", "/usr/lib/udev/rules.d/9": "rule"})},
@@ -678,10 +652,7 @@ var fileCases = map[string]fileCase{
 	"a hard link, which imager makes an empty file": {
 		locked: []LockedFiles{content("tool", map[string]string{"/usr/local/a": "good", "/usr/local/b": "= good", "/usr/local/c": "= good", "/usr/local/d": "= good"})},
 		node:   map[string]string{"/usr/local/a": "", "/usr/local/b": "", "/usr/local/c": "good", "/usr/local/d": "evil"},
-		want: FileCheck{Files: 4, Bytes: 8, Differ: []FileDiff{
-			{Path: "/usr/local/a", Extension: "tool v1", Found: print256(""), Wanted: print256("good")},
-			{Path: "/usr/local/d", Extension: "tool v1", Found: print256("evil"), Wanted: print256("good")},
-		}},
+		want:   FileCheck{Files: 4, Bytes: 8, Differ: []FileDiff{toolDiff("/usr/local/a", ""), toolDiff("/usr/local/d", "evil")}},
 	},
 	"a directory where a file should be": {
 		locked: []LockedFiles{content("tool", map[string]string{"/usr/local/a": "good"})},
@@ -755,6 +726,11 @@ var many = func() map[string]string {
 	}
 	return files
 }()
+
+// toolDiff is a file of tool v1 that should say "good".
+func toolDiff(path, found string) FileDiff {
+	return FileDiff{Path: path, Extension: "tool v1", Found: print256(found), Wanted: print256("good")}
+}
 
 func print256(text string) string {
 	sum := sha256.Sum256([]byte(text))

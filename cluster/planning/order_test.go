@@ -433,10 +433,7 @@ func filed(t *testing.T, runs, file string, edit func(*observe.Found)) func([]cl
 	t.Helper()
 	return func(wanted []cluster.Wanted, o *observe.Observation) {
 		f := &o.Found[1]
-		src := observe.Sources{
-			Maintenance:   patchesNothing{},
-			MachineConfig: fileOf("wk1", file),
-		}
+		src := observe.Sources{Maintenance: patchesNothing{}, MachineConfig: fileOf("wk1", file)}
 		if edit != nil {
 			edit(f)
 		}

@@ -47,29 +47,6 @@ func TestRequireOneCluster(t *testing.T) {
 	must.Pass(t, requireOneCluster(nil, others))                                            // no discovery
 }
 
-// These are of two clusters.
-type (
-	noVMs   struct{ cluster.Proxmox }
-	onlyCP1 struct{ cluster.Talos }
-	onlyA   struct{ cluster.Kube }
-)
-
-func (noVMs) VMs(context.Context) ([]cluster.VM, error) { return nil, nil }
-
-func (onlyCP1) Members(context.Context) ([]cluster.Member, error) {
-	return []cluster.Member{{Nodename: "cp1"}}, nil
-}
-
-func (onlyA) Nodes(context.Context) ([]cluster.KubeNode, error) {
-	return []cluster.KubeNode{{Name: "a"}}, nil
-}
-
-func TestTwoClustersAreNotDiscovered(t *testing.T) {
-	t.Parallel()
-	_, _, _, err := discoverSources(t.Context(), observe.Sources{Proxmox: noVMs{}, Talos: onlyCP1{}, Kube: onlyA{}})
-	must.FailAs(t, err, fault.Config)
-}
-
 const discoveredUUID = "5ec0ffee-0000-4000-8000-000000009031"
 
 // discovered is a node on its system disk scsi0, and its VM.
@@ -133,12 +110,13 @@ func TestDiscoveredUnproven(t *testing.T) {
 	}
 }
 
+// described is a VM of recast's with what is recorded in it.
+func described(t *testing.T, id cluster.VMID, name string, r interface{ Description() (string, error) }) cluster.VM {
+	return cluster.VM{ID: id, Name: name, Host: "pve1", Config: map[string]string{"description": must.Get(r.Description())(t)}}
+}
+
 func TestDiscoveryUnfinished(t *testing.T) {
 	t.Parallel()
-	park := func(r parking.Record) cluster.VM {
-		text := must.Get(r.Description())(t)
-		return cluster.VM{ID: 9101, Name: "recast-parking", Host: "pve1", Config: map[string]string{"description": text}}
-	}
 	n, vm := discovered(nil)
 	n.VM = vm
 	for name, c := range map[string]struct {
@@ -150,7 +128,7 @@ func TestDiscoveryUnfinished(t *testing.T) {
 		"unfinished": {parking.Record{Cluster: "homelab", Node: "wk1", UUID: discoveredUUID, Open: true, Strategy: cluster.Recreate, Stage: parking.StageServes}, "", true},
 		"another's":  {parking.Record{Cluster: "other", Node: "wk1", UUID: "x", Open: true, Strategy: cluster.Recreate, Stage: parking.StageServes}, "", false},
 	} {
-		p := park(c.record)
+		p := described(t, 9101, "recast-parking", c.record)
 		d := Discovery{Nodes: []Discovered{n}, VMs: []cluster.VM{vm, p}}
 		err := d.unfinished()
 		must.Equal(t, name+": refused, cluster", []any{c.refused, c.cluster}, []any{err != nil, d.Cluster})
@@ -252,6 +230,7 @@ func TestDiscoverAll(t *testing.T) {
 		"elsewhere than it is known to be": {members: members, on: map[netip.Addr]cluster.Machine{a: machine("cp1"), d: machine("wk1")}, addrs: []netip.Addr{d}, nodes: "cp1 wk1"},
 		"of Cluster API":                   {kube: marked(kube("cp1", "wk1"), cluster.NodeMetadata{Annotations: map[string]string{"cluster.x-k8s.io/machine": "home-md-0-x"}}), on: both, err: "node wk1 is of Cluster API (cluster.x-k8s.io/machine: home-md-0-x)", hint: "--exclude wk1"},
 		"of Karpenter":                     {kube: marked(kube("cp1", "wk1"), cluster.NodeMetadata{Labels: map[string]string{"karpenter.sh/nodepool": "default"}}), on: both, err: "node wk1 is of Karpenter", hint: "NodePool"},
+		"two clusters":                     {members: members, kube: kube("a"), on: both, err: "Talos has the nodes cp1, wk1, Kubernetes has a"},
 		"nowhere":                          {members: members, on: map[netip.Addr]cluster.Machine{a: machine("cp1")}, addrs: []netip.Addr{d}, err: "node wk1: read its machine", hint: "--exclude wk1"},
 	}, func(t *testing.T, tc row) {
 		src := observe.Sources{Proxmox: listing{vms: vms}, Talos: machines{members: tc.members, on: tc.on}, Kube: tc.kube}
@@ -279,13 +258,9 @@ func marked(k cluster.Kube, m cluster.NodeMetadata) cluster.Kube {
 // TestDiscoveryOwn: which of recast's VMs show that there is already a recast.yaml.
 func TestDiscoveryOwn(t *testing.T) {
 	t.Parallel()
-	park := func(id cluster.VMID, r parking.Record) cluster.VM {
-		text := must.Get(r.Description())(t)
-		return cluster.VM{ID: id, Name: "recast-parking", Host: "pve1", Config: map[string]string{"description": text}}
-	}
+	park := func(id cluster.VMID, r parking.Record) cluster.VM { return described(t, id, "recast-parking", r) }
 	claim := func(id cluster.VMID, name string) cluster.VM {
-		text := must.Get(claim.State{Cluster: name, Run: "r1"}.Description())(t)
-		return cluster.VM{ID: id, Name: claim.VMName, Host: "pve1", Config: map[string]string{"description": text}}
+		return described(t, id, claim.VMName, claim.State{Cluster: name, Run: "r1"})
 	}
 	d := Discovery{uuids: []string{discoveredUUID}, VMs: []cluster.VM{
 		{ID: 101, Name: "wk1"},
