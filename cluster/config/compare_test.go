@@ -401,35 +401,20 @@ func TestGenerated(t *testing.T) {
 func secretsOf(t *testing.T, b *secrets.Bundle) []string {
 	t.Helper()
 	text := must.Get(json.Marshal(b))(t)
-	var tree any
-	must.Do(t, json.Unmarshal(text, &tree))
 	var out []string
-	var walk func(v any)
-	walk = func(v any) {
-		switch v := v.(type) {
-		case map[string]any:
-			for _, child := range v {
-				walk(child)
-			}
-		case []any:
-			for _, child := range v {
-				walk(child)
-			}
-		case string:
-			if len(v) < 8 || strings.HasPrefix(v, "20") {
-				return
-			}
-			out = append(out, v)
-			if plain, err := base64.StdEncoding.DecodeString(v); err == nil {
-				for line := range strings.Lines(string(plain)) {
-					if line = strings.TrimSpace(line); len(line) > 20 && !strings.HasPrefix(line, "-----") {
-						out = append(out, line)
-					}
+	for _, v := range leaves(t, string(text)) {
+		if len(v) < 8 || strings.HasPrefix(v, "20") {
+			continue
+		}
+		out = append(out, v)
+		if plain, err := base64.StdEncoding.DecodeString(v); err == nil {
+			for line := range strings.Lines(string(plain)) {
+				if line = strings.TrimSpace(line); len(line) > 20 && !strings.HasPrefix(line, "-----") {
+					out = append(out, line)
 				}
 			}
 		}
 	}
-	walk(tree)
 	if len(out) < 10 {
 		t.Fatalf("%d secrets in a bundle", len(out))
 	}
@@ -496,84 +481,33 @@ cluster:
   aggregatorCA: {crt: Y2VydA==, key: U0VFTi0xOA==}
   serviceAccount: {key: U0VFTi0xOQ==}
   etcd: {ca: {crt: Y2VydA==, key: U0VFTi0yMA==}}
----
-apiVersion: v1alpha1
-kind: WireguardConfig
-name: wg1
-privateKey: SEEN-21
-peers: [{publicKey: pub, presharedKey: SEEN-22, allowedIPs: [10.0.0.0/8]}]
----
-apiVersion: v1alpha1
-kind: HCloudVIPConfig
-name: 10.0.0.3
-link: eth0
-apiToken: SEEN-23
----
-apiVersion: v1alpha1
-kind: RegistryAuthConfig
-name: registry.example
-username: user
-password: SEEN-24
-auth: SEEN-25
-identityToken: SEEN-26
----
-apiVersion: v1alpha1
-kind: RegistryTLSConfig
-name: registry.example
-clientIdentity: {cert: cert, key: SEEN-27}
----
-apiVersion: v1alpha1
-kind: UserVolumeConfig
-name: data
-encryption: {provider: luks2, keys: [{slot: 0, static: {passphrase: SEEN-28}}]}
----
-apiVersion: v1alpha1
-kind: RawVolumeConfig
-name: raw
-encryption: {provider: luks2, keys: [{slot: 0, static: {passphrase: SEEN-29}}]}
----
-apiVersion: v1alpha1
-kind: SwapVolumeConfig
-name: swap
-encryption: {provider: luks2, keys: [{slot: 0, static: {passphrase: SEEN-30}}]}
----
-apiVersion: v1alpha1
-kind: VolumeConfig
-name: EPHEMERAL
-encryption: {provider: luks2, keys: [{slot: 0, static: {passphrase: SEEN-31}}]}
----
-apiVersion: v1alpha1
-kind: SideroLinkConfig
-apiUrl: grpc://siderolink.example:443?jointoken=SEEN-32
-uniqueToken: SEEN-33
----
-apiVersion: v1alpha1
-kind: DiscoveryIdentityConfig
-clusterID: SEEN-34
-clusterSecret: SEEN-35
----
-apiVersion: v1alpha1
-kind: KubeServiceAccountConfig
-issuer: {privateKey: SEEN-36, issuerURL: "https://10.0.0.1:6443"}
----
-apiVersion: v1alpha1
-kind: KubeAPIServerCAConfig
-issuingCA: {cert: cert, key: SEEN-37}
----
-apiVersion: v1alpha1
-kind: KubeAggregatorCAConfig
-issuingCA: {cert: cert, key: SEEN-38}
+--- {apiVersion: v1alpha1, kind: WireguardConfig, name: wg1, privateKey: SEEN-21,
+  peers: [{publicKey: pub, presharedKey: SEEN-22, allowedIPs: [10.0.0.0/8]}]}
+--- {apiVersion: v1alpha1, kind: HCloudVIPConfig, name: 10.0.0.3, link: eth0, apiToken: SEEN-23}
+--- {apiVersion: v1alpha1, kind: RegistryAuthConfig, name: registry.example, username: user,
+  password: SEEN-24, auth: SEEN-25, identityToken: SEEN-26}
+--- {apiVersion: v1alpha1, kind: RegistryTLSConfig, name: registry.example, clientIdentity: {cert: cert, key: SEEN-27}}
+--- {apiVersion: v1alpha1, kind: UserVolumeConfig, name: data, encryption: {provider: luks2, keys: [{slot: 0, static: {passphrase: SEEN-28}}]},
+  }
+--- {apiVersion: v1alpha1, kind: RawVolumeConfig, name: raw, encryption: {provider: luks2, keys: [{slot: 0, static: {passphrase: SEEN-29}}]},
+  }
+--- {apiVersion: v1alpha1, kind: SwapVolumeConfig, name: swap, encryption: {provider: luks2, keys: [{slot: 0, static: {passphrase: SEEN-30}}]},
+  }
+--- {apiVersion: v1alpha1, kind: VolumeConfig, name: EPHEMERAL, encryption: {provider: luks2, keys: [{slot: 0, static: {passphrase: SEEN-31}}]},
+  }
+--- {apiVersion: v1alpha1, kind: SideroLinkConfig, apiUrl: grpc://siderolink.example:443?jointoken=SEEN-32, uniqueToken: SEEN-33,
+  }
+--- {apiVersion: v1alpha1, kind: DiscoveryIdentityConfig, clusterID: SEEN-34, clusterSecret: SEEN-35}
+--- {apiVersion: v1alpha1, kind: KubeServiceAccountConfig, issuer: {privateKey: SEEN-36, issuerURL: "https://10.0.0.1:6443"},
+  }
+--- {apiVersion: v1alpha1, kind: KubeAPIServerCAConfig, issuingCA: {cert: cert, key: SEEN-37}}
+--- {apiVersion: v1alpha1, kind: KubeAggregatorCAConfig, issuingCA: {cert: cert, key: SEEN-38}}
 ---
 apiVersion: v1alpha1
 kind: KubeEtcdEncryptionConfig
 config:
-  apiVersion: apiserver.config.k8s.io/v1
-  kind: EncryptionConfiguration
-  resources:
-    - resources: [secrets]
-      providers:
-        - secretbox: {keys: [{name: key1, secret: SEEN-39}]}
-        - identity: {}
+  {apiVersion: apiserver.config.k8s.io/v1, kind: EncryptionConfiguration,
+  resources: [{resources: [secrets], providers: [{secretbox: {keys: [{name: key1, secret: SEEN-39}]}}, {identity: {}}]}]}
 `
 
 // TestWhatTalosRedacts: each field that Talos' own RedactSecrets removes is hidden here, too.

@@ -306,57 +306,51 @@ func TestDiffOfBootAndNode(t *testing.T) {
 		notes  []string
 	}
 	must.Each(t, map[string]row{
-		"as rolled":     {func(*cluster.Wanted, *Found) {}, nil, nil},
-		"no boot order": {func(_ *cluster.Wanted, f *Found) { delete(f.VM.Config, "boot") }, nil, nil},
-		"legacy order":  {func(_ *cluster.Wanted, f *Found) { f.VM.Config["boot"] = "cdn" }, nil, nil},
+		"as rolled":     {change: func(*cluster.Wanted, *Found) {}},
+		"no boot order": {change: func(_ *cluster.Wanted, f *Found) { delete(f.VM.Config, "boot") }},
+		"legacy order":  {change: func(_ *cluster.Wanted, f *Found) { f.VM.Config["boot"] = "cdn" }},
 		"CD first": {
-			func(_ *cluster.Wanted, f *Found) { f.VM.Config["boot"] = "order=ide2;scsi0" },
-			[]cluster.Reason{{Code: "boot-order", Text: "it boots from ide2 before its system disk scsi0 (only recreate or reimage mends that)", Old: "ide2", New: "scsi0"}},
-			nil,
+			change: func(_ *cluster.Wanted, f *Found) { f.VM.Config["boot"] = "order=ide2;scsi0" },
+			want:   []cluster.Reason{{Code: "boot-order", Text: "it boots from ide2 before its system disk scsi0 (only recreate or reimage mends that)", Old: "ide2", New: "scsi0"}},
 		},
 		"unproven system disk": {
-			func(_ *cluster.Wanted, f *Found) { f.Machine.SystemDisk, f.VM.Config["boot"] = "", "order=ide2;scsi0" }, nil,
-			[]string{`VM 9011 "wk1" on pve1: system disk can't be proven: the machine does not name it`},
+			change: func(_ *cluster.Wanted, f *Found) { f.Machine.SystemDisk, f.VM.Config["boot"] = "", "order=ide2;scsi0" },
+			notes:  []string{`VM 9011 "wk1" on pve1: system disk can't be proven: the machine does not name it`},
 		},
 		"small system disk": {
-			func(w *cluster.Wanted, _ *Found) { w.SystemGiB = 16 },
-			[]cluster.Reason{{Code: "system-disk-size", Text: "system disk scsi0: 10G → 16G (only recreate or reimage mends that)", Old: "10G", New: "16G"}},
-			nil,
+			change: func(w *cluster.Wanted, _ *Found) { w.SystemGiB = 16 },
+			want:   []cluster.Reason{{Code: "system-disk-size", Text: "system disk scsi0: 10G → 16G (only recreate or reimage mends that)", Old: "10G", New: "16G"}},
 		},
 		"large system disk": {
-			func(w *cluster.Wanted, _ *Found) { w.SystemGiB = 8 }, nil,
-			[]string{"system disk scsi0 has 10G, more than the 8G wanted: recast never makes one smaller"},
+			change: func(w *cluster.Wanted, _ *Found) { w.SystemGiB = 8 },
+			notes:  []string{"system disk scsi0 has 10G, more than the 8G wanted: recast never makes one smaller"},
 		},
-		"any size": {func(w *cluster.Wanted, _ *Found) { w.SystemGiB = 0 }, nil, nil},
+		"any size": {change: func(w *cluster.Wanted, _ *Found) { w.SystemGiB = 0 }},
 		"not rebooted yet": {
-			func(_ *cluster.Wanted, f *Found) { f.Machine.NextBoot = "talos-v1.14.0.efi" },
-			[]cluster.Reason{{
+			change: func(_ *cluster.Wanted, f *Found) { f.Machine.NextBoot = "talos-v1.14.0.efi" },
+			want: []cluster.Reason{{
 				Code: "pending-reboot", Text: "talos-v1.14.0.efi is installed, but talos-v1.13.9.efi is running: the next reboot starts the other system",
 				Old: "talos-v1.13.9.efi", New: "talos-v1.14.0.efi",
 			}},
-			nil,
 		},
-		"next boot unknown": {func(_ *cluster.Wanted, f *Found) { f.Machine.NextBoot = "" }, nil, nil},
+		"next boot unknown": {change: func(_ *cluster.Wanted, f *Found) { f.Machine.NextBoot = "" }},
 		"Kubernetes": {
-			func(w *cluster.Wanted, _ *Found) { w.Kubernetes = "v1.36.0" },
-			[]cluster.Reason{{Code: "kubernetes-version", Text: "Kubernetes v1.35.4 → v1.36.0", Old: "v1.35.4", New: "v1.36.0"}},
-			nil,
+			change: func(w *cluster.Wanted, _ *Found) { w.Kubernetes = "v1.36.0" },
+			want:   []cluster.Reason{{Code: "kubernetes-version", Text: "Kubernetes v1.35.4 → v1.36.0", Old: "v1.35.4", New: "v1.36.0"}},
 		},
-		"any Kubernetes": {func(w *cluster.Wanted, _ *Found) { w.Kubernetes = "" }, nil, nil},
+		"any Kubernetes": {change: func(w *cluster.Wanted, _ *Found) { w.Kubernetes = "" }},
 		"a mark": {
-			func(_ *cluster.Wanted, f *Found) { f.Node.Mark = &cluster.Mark{Run: "r1", Strategy: cluster.InPlace} },
-			[]cluster.Reason{{Code: "cordoned", Text: "run r1 cordoned it to roll it in-place and did not finish", Old: "r1"}},
-			nil,
+			change: func(_ *cluster.Wanted, f *Found) { f.Node.Mark = &cluster.Mark{Run: "r1", Strategy: cluster.InPlace} },
+			want:   []cluster.Reason{{Code: "cordoned", Text: "run r1 cordoned it to roll it in-place and did not finish", Old: "r1"}},
 		},
-		"a user's cordon": {func(_ *cluster.Wanted, f *Found) { f.Node.Unschedulable = true }, nil, nil},
+		"a user's cordon": {change: func(_ *cluster.Wanted, f *Found) { f.Node.Unschedulable = true }},
 		"a mark of an open replacement": {
-			func(_ *cluster.Wanted, f *Found) {
+			change: func(_ *cluster.Wanted, f *Found) {
 				f.Node.Mark = &cluster.Mark{Run: "r1"}
 				f.VM.Config["boot"] = "order=ide2;scsi0"
 				f.Parking = &parking.Parking{VM: cluster.VM{ID: 9090, Name: "p", Host: "pve1"}, Record: parking.Record{Run: "r1", Open: true}}
 			},
-			[]cluster.Reason{{Code: "unfinished", Text: `its replacement by run r1 is not finished; disks may be on VM 9090 "p" on pve1`}},
-			nil,
+			want: []cluster.Reason{{Code: "unfinished", Text: `its replacement by run r1 is not finished; disks may be on VM 9090 "p" on pve1`}},
 		},
 	}, func(t *testing.T, tc row) {
 		w, f := rolledNode()

@@ -273,6 +273,7 @@ func TestNodesByLabel(t *testing.T) {
 		"cp1":     {Labels: by("kind", "cp"), Only: []string{"cp1", "wk1"}},
 		"":        {Labels: by("kind", "gpu")},
 		" ":       {Labels: by("kind", "wk"), Only: []string{"cp1"}},
+		"  ":      {Only: []string{"wk9"}},
 	} {
 		wanted, o := paused(nil)
 		plan, err := New("c1", wanted, o, clustertest.Past, p)

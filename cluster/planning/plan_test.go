@@ -28,13 +28,6 @@ func planned(t *testing.T, wanted []cluster.Wanted, o observe.Observation, p Pol
 	return must.Get(New("c1", wanted, o, clustertest.Past, p))(t)
 }
 
-func TestPlanFailsOnAnUnknownNode(t *testing.T) {
-	t.Parallel()
-	wanted, o := observetest.World()
-	_, err := New("c1", wanted, o, clustertest.Past, Policy{Only: []string{"wk9"}})
-	must.FailAs(t, err, fault.Config)
-}
-
 func TestPlanNeedsEveryAnswer(t *testing.T) {
 	t.Parallel()
 	wanted, o := observetest.World()
@@ -303,25 +296,6 @@ func TestWhichNodesAreWaitedFor(t *testing.T) {
 	})
 }
 
-// TestAWithdrawnReleaseIsNamed once, if a node is to get it.
-func TestAWithdrawnReleaseIsNamed(t *testing.T) {
-	t.Parallel()
-	for version, want := range map[string]string{
-		"v1.13.1": "Talos v1.13.1 was withdrawn by its makers as a broken release (https://github.com/siderolabs/talos/issues/13312): set talos.version to v1.13.2 or later",
-		"v1.13.2": "", "v1.13.3": "", // a refusal of the nodes that it breaks
-	} {
-		wanted, o := paused(nil)
-		for i := range wanted {
-			wanted[i].Build.TalosVersion = version
-		}
-		plan := planned(t, wanted, o, Policy{})
-		named := slices.DeleteFunc(slices.Clone(plan.Warn), func(w string) bool { return !strings.Contains(w, "Talos v1.13") })
-		if want == "" && len(named) > 0 || want != "" && !slices.Equal(named, []string{want}) {
-			t.Errorf("%s: %q", version, plan.Warn)
-		}
-	}
-}
-
 // TestAReleaseThatNodesGoOnToRunIsNamed with the nodes that run it and that nothing is done to, whether recast's own table has
 // it, or the Image Factory had marked it when recast lock asked.
 func TestAReleaseThatNodesGoOnToRunIsNamed(t *testing.T) {
@@ -340,6 +314,8 @@ func TestAReleaseThatNodesGoOnToRunIsNamed(t *testing.T) {
 		"withdrawn, and it stays":  {"v1.13.1", "v1.13.1", false, nil, []string{withdrawn + " (on cp1, wk1, wk2 now)"}},
 		"withdrawn, and it goes":   {"v1.13.1", "v1.13.9", false, nil, nil},
 		"withdrawn, and it comes":  {"v1.13.9", "v1.13.1", false, nil, []string{withdrawn}},
+		"none of them comes":       {"v1.13.9", "v1.13.2", false, nil, nil},
+		"a refusal of the nodes":   {"v1.13.9", "v1.13.3", false, nil, nil},
 		"one configuration breaks": {"v1.13.3", "v1.13.3", false, errors.New("integers"), []string{integers + " (on cp1 now)"}},
 		"no configuration does":    {"v1.13.3", "v1.13.3", false, nil, nil},
 		"marked, and it stays":     {"v1.13.9", "v1.13.9", true, nil, []string{broken + " (on cp1, wk1, wk2 now)"}},
@@ -405,6 +381,9 @@ func TestOutageIsExpectedFromThePast(t *testing.T) {
 	took := func(node, role string, s cluster.Strategy, seconds int) cluster.Took {
 		return cluster.Took{Node: node, Role: role, Strategy: s, OutageSeconds: seconds, WholeSeconds: seconds + 30}
 	}
+	own := func(seconds ...int) []cluster.Took {
+		return cluster.Each(seconds, func(n int) cluster.Took { return took("wk1", cluster.Worker, cluster.Recreate, n) })
+	}
 	for name, tc := range map[string]struct {
 		past          []cluster.Took
 		outage, whole int
@@ -412,13 +391,10 @@ func TestOutageIsExpectedFromThePast(t *testing.T) {
 	}{
 		"nothing is known":      {nil, 240, 0, "assumed"},
 		"of it":                 {[]cluster.Took{took("wk1", cluster.Worker, cluster.Recreate, 100), took("wk2", cluster.Worker, cluster.Recreate, 500)}, 100, 130, "an earlier roll of it"},
-		"the median":            {[]cluster.Took{took("wk1", cluster.Worker, cluster.Recreate, 100), took("wk1", cluster.Worker, cluster.Recreate, 900), took("wk1", cluster.Worker, cluster.Recreate, 200)}, 200, 230, "3 earlier rolls of it"},
+		"the median":            {own(100, 900, 200), 200, 230, "3 earlier rolls of it"},
 		"of others of its role": {[]cluster.Took{took("wk2", cluster.Worker, cluster.Recreate, 100), took("cp1", cluster.ControlPlane, cluster.Recreate, 500), took("wk3", cluster.Worker, cluster.Recreate, 120)}, 120, 150, "2 earlier rolls of workers"},
 		"by another strategy":   {[]cluster.Took{took("wk1", cluster.Worker, cluster.InPlace, 100)}, 240, 0, "assumed"},
-		"the latest five": {[]cluster.Took{
-			took("wk1", cluster.Worker, cluster.Recreate, 1), took("wk1", cluster.Worker, cluster.Recreate, 2), took("wk1", cluster.Worker, cluster.Recreate, 3), took("wk1", cluster.Worker, cluster.Recreate, 4), took("wk1", cluster.Worker, cluster.Recreate, 5),
-			took("wk1", cluster.Worker, cluster.Recreate, 100), took("wk1", cluster.Worker, cluster.Recreate, 100), took("wk1", cluster.Worker, cluster.Recreate, 100),
-		}, 3, 33, "5 earlier rolls of it"},
+		"the latest five":       {own(1, 2, 3, 4, 5, 100, 100, 100), 3, 33, "5 earlier rolls of it"},
 	} {
 		n := NodePlan{Node: "wk1", Role: cluster.Worker, Strategy: cluster.Recreate}
 		n.Estimate(tc.past)
@@ -705,62 +681,41 @@ func TestScratchSerial(t *testing.T) {
 
 func TestOneNodeOfEachImageBootsThroughTheFirmware(t *testing.T) {
 	t.Parallel()
-	node := staleOf
-	cp, worker := cluster.ControlPlane, cluster.Worker
-	resumed, own := node("wk1", worker, "a", cluster.InPlace), node("wk1", worker, "a", cluster.InPlace)
-	resumed.Resume, resumed.Run, own.OwnPod = true, "r1", true
-	tidies := node("wk1", worker, "a", cluster.InPlace, "install-image", "config", "vm")
+	inPlace := func(list string) (nodes []NodePlan) { // each as name/build
+		for item := range strings.FieldsSeq(list) {
+			name, build, _ := strings.Cut(item, "/")
+			role := map[string]string{"cp": cluster.ControlPlane, "wk": cluster.Worker}[name[:2]]
+			nodes = append(nodes, staleOf(name, role, build, cluster.InPlace))
+		}
+		return nodes
+	}
+	three, own, mixed := inPlace("cp1/a wk1/a wk2/a"), inPlace("wk1/a wk2/a"), inPlace("cp1/a wk1/b wk2/b")
+	resumed, tidies := inPlace("wk1/a wk2/a wk3/a"), inPlace("wk1/a wk2/a wk3/a")
+	resumed[0].Resume, resumed[0].Run, own[0].OwnPod = true, "r1", true
+	tidies[0] = staleOf("wk1", cluster.Worker, "a", cluster.InPlace, "install-image", "config", "vm")
+	mixed[1].Strategy, mixed[2].Strategy = cluster.Recreate, cluster.Recreate
+	once, canary := Policy{Reboot: cluster.FirmwareOnce}, Policy{Reboot: cluster.FirmwareOnce, Canary: true}
 	type row struct {
 		policy Policy
 		nodes  []NodePlan
 		want   string // in the order in which they go: phase/node, and * for the firmware
 	}
 	must.Each(t, map[string]row{
-		"canary": {
-			Policy{Reboot: cluster.FirmwareOnce, Canary: true},
-			[]NodePlan{node("cp1", cp, "a", cluster.InPlace), node("wk1", worker, "a", cluster.InPlace), node("wk2", worker, "a", cluster.InPlace)},
-			"canary/wk1* control-planes/cp1 workers/wk2",
-		},
-		"without another canary": {
-			Policy{Reboot: cluster.FirmwareOnce},
-			[]NodePlan{node("cp1", cp, "a", cluster.InPlace), node("wk1", worker, "a", cluster.InPlace), node("wk2", worker, "a", cluster.InPlace)},
-			"canary/wk1* control-planes/cp1 workers/wk2",
-		},
+		"canary":                 {canary, three, "canary/wk1* control-planes/cp1 workers/wk2"},
+		"without another canary": {once, three, "canary/wk1* control-planes/cp1 workers/wk2"},
 		"the named one": {
-			Policy{Reboot: cluster.FirmwareOnce, Canary: true, CanaryNode: "wk2"},
-			[]NodePlan{node("wk1", worker, "a", cluster.InPlace), node("wk2", worker, "a", cluster.InPlace)},
-			"canary/wk2* workers/wk1",
+			Policy{Reboot: cluster.FirmwareOnce, Canary: true, CanaryNode: "wk2"}, inPlace("wk1/a wk2/a"), "canary/wk2* workers/wk1",
 		},
 		"two images": {
-			Policy{Reboot: cluster.FirmwareOnce, Canary: true},
-			[]NodePlan{node("cp1", cp, "a", cluster.InPlace), node("cp2", cp, "a", cluster.InPlace), node("wk1", worker, "b", cluster.InPlace), node("wk2", worker, "b", cluster.InPlace)},
-			"canary/cp1* canary/wk1* control-planes/cp2 workers/wk2",
+			canary, inPlace("cp1/a cp2/a wk1/b wk2/b"), "canary/cp1* canary/wk1* control-planes/cp2 workers/wk2",
 		},
-		"one node of an image": {
-			Policy{Reboot: cluster.FirmwareOnce, Canary: true},
-			[]NodePlan{node("cp1", cp, "a", cluster.InPlace), node("wk1", worker, "b", cluster.Recreate), node("wk2", worker, "b", cluster.Recreate)},
-			"canary/wk1 control-planes/cp1* workers/wk2",
-		},
-		"not where recast runs": {
-			Policy{Reboot: cluster.FirmwareOnce},
-			[]NodePlan{own, node("wk2", worker, "a", cluster.InPlace)},
-			"canary/wk2* workers/wk1",
-		},
-		"what an earlier run left does not count": {
-			Policy{Reboot: cluster.FirmwareOnce, Canary: true},
-			[]NodePlan{resumed, node("wk2", worker, "a", cluster.InPlace), node("wk3", worker, "a", cluster.InPlace)},
-			"unfinished/wk1* canary/wk2* workers/wk3",
-		},
+		"one node of an image":                    {canary, mixed, "canary/wk1 control-planes/cp1* workers/wk2"},
+		"not where recast runs":                   {once, own, "canary/wk2* workers/wk1"},
+		"what an earlier run left does not count": {canary, resumed, "unfinished/wk1* canary/wk2* workers/wk3"},
 		"not one that runs it and only tidies, whatever else differs": {
-			Policy{Reboot: cluster.FirmwareOnce, Canary: true},
-			[]NodePlan{tidies, node("wk2", worker, "a", cluster.InPlace), node("wk3", worker, "a", cluster.InPlace)},
-			"canary/wk2* workers/wk1 workers/wk3",
+			canary, tidies, "canary/wk2* workers/wk1 workers/wk3",
 		},
-		"always": {
-			Policy{Reboot: cluster.ByFirmware},
-			[]NodePlan{node("wk1", worker, "a", cluster.InPlace), node("wk2", worker, "a", cluster.InPlace)},
-			"workers/wk1* workers/wk2*",
-		},
+		"always": {Policy{Reboot: cluster.ByFirmware}, inPlace("wk1/a wk2/a"), "workers/wk1* workers/wk2*"},
 	}, func(t *testing.T, tc row) {
 		p := Plan{Nodes: tc.nodes, MaxUnavailable: 2}
 		p.Order(tc.policy)

@@ -26,25 +26,18 @@ type tree map[string]cluster.Privileges
 func (tree) TokenID() string { return "recast@pve!roll" }
 
 func (t tree) Permissions(_ context.Context, path string) (cluster.Privileges, error) {
-	for at := path; ; {
-		if held, found := t[at]; found {
-			out := cluster.Privileges{}
-			for p, propagates := range held {
-				if at == path || propagates {
-					out[p] = propagates
-				}
-			}
-			if at == path || len(out) > 0 {
-				return out, nil
+	for _, at := range pathAndAbove(path) {
+		out := cluster.Privileges{}
+		for p, propagates := range t[at] {
+			if at == path || propagates {
+				out[p] = propagates
 			}
 		}
-		if at == "/" {
-			return cluster.Privileges{}, nil
-		}
-		if at = at[:strings.LastIndex(at, "/")]; at == "" {
-			at = "/"
+		if t[at] != nil && (at == path || len(out) > 0) {
+			return out, nil
 		}
 	}
+	return cluster.Privileges{}, nil
 }
 
 // Standing is that of a token which may not see what its user has.
@@ -55,6 +48,18 @@ func (t tree) Standing(ctx context.Context, paths []string) (map[string]cluster.
 		out[path] = cluster.Standing{Token: held}
 	}
 	return out, nil
+}
+
+// giving has an entry at each path, with what is needed there.
+func giving(needs Needs) tree {
+	t := tree{}
+	for _, n := range needs {
+		if t[n.Path] == nil {
+			t[n.Path] = cluster.Privileges{}
+		}
+		t[n.Path][n.Privilege] = true
+	}
+	return t
 }
 
 // byPath is what a plan needs, without the reasons.
@@ -197,21 +202,6 @@ func TestPropagation(t *testing.T) {
 		Found: observe.Found{VM: &cluster.VM{ID: 9002, Pool: "talos", Config: map[string]string{"net0": "virtio=AA,bridge=vmbr0,tag=7", "net1": "virtio=BB,bridge=vmbr1,trunks=3-5"}}},
 	}
 	needs := NeedsOf(planning.Plan{Nodes: []planning.NodePlan{n}}, false)
-	held := func(change func(tree)) tree {
-		all := func(n Needs, path string) cluster.Privileges {
-			out := cluster.Privileges{}
-			for _, p := range byPath(n)[path] {
-				out[p] = true
-			}
-			return out
-		}
-		t := tree{}
-		for _, path := range needs.Paths() {
-			t[path] = all(needs, path)
-		}
-		change(t)
-		return t
-	}
 	own := cluster.Privileges{"VM.Audit": true, "VM.Config.Disk": true}
 	type row struct {
 		change func(tree)
@@ -243,7 +233,9 @@ func TestPropagation(t *testing.T) {
 		}, "SDN.Use on /sdn/zones/localnetwork/vmbr0"},
 		"trunks need all of them": {func(t tree) { t["/sdn/zones/localnetwork/vmbr1"]["SDN.Use"] = false }, "SDN.Use on /sdn/zones/localnetwork/vmbr1"},
 	}, func(t *testing.T, tc row) {
-		missing := must.Get(needs.Missing(t.Context(), held(tc.change)))(t)
+		held := giving(needs)
+		tc.change(held)
+		missing := must.Get(needs.Missing(t.Context(), held))(t)
 		must.Equal(t, "string", tc.want, missing.String())
 	})
 }
@@ -411,13 +403,8 @@ func TestOwnEntries(t *testing.T) {
 		"prune, by scratch": NeedsToClear(vm),
 		"roll":              NeedsOf(planning.Plan{Nodes: []planning.NodePlan{n}}, false),
 	} {
-		held := tree{"/vms/9900": cluster.Privileges{}}
-		for _, need := range needs {
-			if held[need.Path] == nil {
-				held[need.Path] = cluster.Privileges{}
-			}
-			held[need.Path][need.Privilege] = true
-		}
+		held := giving(needs)
+		held["/vms/9900"] = cluster.Privileges{}
 		m, err := needs.Missing(t.Context(), held)
 		if err != nil || !slices.ContainsFunc(m.Lacks, func(l Lack) bool { return l.At == "/vms/9900" && l.Privilege == "VM.Allocate" && l.Overridden }) {
 			t.Errorf("%s: %v lacks %v", name, err, m)
