@@ -40,8 +40,7 @@ func DiffImage(b Build, m RunningSystem, past History) []Reason {
 }
 
 // diffSchematic compares an image's schematic with the build's. byName: extensions differ by name or version.
-func diffSchematic(b Build, s SchematicEntry, past History, byName bool) []Reason {
-	var out []Reason
+func diffSchematic(b Build, s SchematicEntry, past History, byName bool) (out []Reason) {
 	found := s.LockHash()
 	switch {
 	case found == "":
@@ -79,8 +78,7 @@ func (b Build) Asked(s SchematicEntry) ([]config.SchematicChange, error) {
 }
 
 // DiffTarget compares architecture, platform and Secure Boot, which a schematic does not state.
-func DiffTarget(b Build, m RunningSystem) []Reason {
-	var out []Reason
+func DiffTarget(b Build, m RunningSystem) (out []Reason) {
 	if m.Arch != "" && m.Arch != b.Arch {
 		out = append(out, Reason{"arch", fmt.Sprintf("architecture %s → %s", m.Arch, b.Arch), m.Arch, b.Arch})
 	}
@@ -117,8 +115,7 @@ func diffDigests(b Build, found string, past History) []Reason {
 }
 
 // diffContent lists changed digests of extensions and of an overlay of the same name, and a changed number of rebuilds.
-func diffContent(old LockedContent, b Build) []Reason {
-	var out []Reason
+func diffContent(old LockedContent, b Build) (out []Reason) {
 	for _, e := range b.Extensions {
 		i := slices.IndexFunc(old.Extensions, func(o LockedExtension) bool { return o.Name == e.Name })
 		if i < 0 || old.Extensions[i].Digest == e.Digest {
@@ -154,7 +151,7 @@ func sameNames(a, b []LockedExtension) bool {
 const ConfigEntry = "embedded-config"
 
 // DiffExtensions compares the extensions of a machine with those of a build, by name and version.
-func DiffExtensions(b Build, m RunningSystem) []Reason {
+func DiffExtensions(b Build, m RunningSystem) (out []Reason) {
 	want, have := map[string]string{}, map[string]string{}
 	for _, e := range b.Extensions {
 		want[e.Name] = e.Version
@@ -167,7 +164,6 @@ func DiffExtensions(b Build, m RunningSystem) []Reason {
 	}
 	names := maps.Clone(want)
 	maps.Copy(names, have)
-	var out []Reason
 	for _, name := range slices.Sorted(maps.Keys(names)) {
 		w, wanted := want[name]
 		h, found := have[name]
@@ -207,8 +203,7 @@ func (s SchematicEntry) LockHash() string {
 func (m Machine) IsBeingInstalled() bool { return m.FromISO && m.Stage != "running" }
 
 // DiffInstalled compares the build with what the machine would become without recast, at its next boot or installation.
-func DiffInstalled(b Build, m RunningSystem, installImage string) []Reason {
-	var out []Reason
+func DiffInstalled(b Build, m RunningSystem, installImage string) (out []Reason) {
 	if m.FromISO {
 		// The installation was interrupted. Nothing else shows it: the phase is "installed".
 		out = append(out, Reason{Code: "boot-iso", Text: "it runs from its boot ISO, not from its system disk: its installation broke off, and it does not boot again by itself", Old: "ISO"})
@@ -297,11 +292,10 @@ func (w Wanted) DropsArgs(vm VM, m Machine, s Strategy) string {
 
 // TellArgs says when kernel arguments in a configuration take effect, and which arguments of the running kernel its
 // next kernel will lack. It returns nothing if all arguments are in effect and stay, or if there are none.
-func (w Wanted) TellArgs(vm VM, m Machine) []string {
+func (w Wanted) TellArgs(vm VM, m Machine) (out []string) {
 	if len(m.Cmdline) == 0 {
 		return nil
 	}
-	var out []string
 	named, running, byImage := m.InstallArgs()
 	named = slices.DeleteFunc(named, func(arg string) bool { return slices.Contains(running, arg) })
 	if missing := Each(named, ShownArg); len(missing) > 0 {
@@ -418,8 +412,7 @@ func (m Machine) OwnConfig() []string {
 	return ownConfig(append(stated.KernelArgs, m.ConfigArgs...), embeds)
 }
 
-func ownConfig(args []string, embeds bool) []string {
-	var out []string
+func ownConfig(args []string, embeds bool) (out []string) {
 	for _, arg := range args {
 		if name := ArgName(arg); GivesConfig(arg) && !slices.Contains(out, "kernel argument "+name) {
 			out = append(out, "kernel argument "+name)

@@ -143,8 +143,7 @@ func (d Disk) SizeBytes() uint64 {
 }
 
 // Disks parses every drive of the VM, ordered by bus and number.
-func (vm VM) Disks() ([]Disk, error) {
-	var disks []Disk
+func (vm VM) Disks() (disks []Disk, err error) {
 	for key, value := range vm.Config {
 		if !IsDiskKey(key) {
 			continue
@@ -240,8 +239,7 @@ var (
 
 // DriveOptions returns a drive's options as Proxmox reads them, sorted, to compare two drives. It leaves out the size,
 // which users can change, and which Proxmox reads again whenever it writes the drive (API2/Qemu.pm, create_disks).
-func DriveOptions(options []string) []string {
-	var read []string
+func DriveOptions(options []string) (read []string) {
 	for _, o := range options {
 		name, value, _ := strings.Cut(o, "=")
 		name = cmp.Or(driveAliases[name], name)
@@ -278,8 +276,7 @@ func ParseBoolean(s string) (on, ok bool) {
 // CephFS holds no disks, and unknown types count as unable.
 var Reassigns = []string{"btrfs", "cifs", "dir", "glusterfs", "lvm", "lvmthin", "nfs", "rbd", "zfspool"}
 
-func ReferencedBy(volid string, vms []VM) []string {
-	var out []string
+func ReferencedBy(volid string, vms []VM) (out []string) {
 	for _, vm := range vms {
 		for key, value := range vm.Config {
 			if !strings.Contains(value, volid) {
@@ -643,7 +640,7 @@ func (m Machine) MachineDisks(vm VM, drives []Disk, key string) []MachineDisk {
 
 // PersistentVolumes returns the volumes on the VM's own persistent drives. It leaves out network disks, which come and
 // go with pods. It fails if a volume's drive is unknown: a lost volume would go unnoticed.
-func PersistentVolumes(vm VM, drives []Disk, m Machine, system Disk) ([]Volume, error) {
+func PersistentVolumes(vm VM, drives []Disk, m Machine, system Disk) (out []Volume, err error) {
 	known, own := map[string]bool{}, map[string]bool{}
 	var lost []Disk
 	var keys []string
@@ -655,7 +652,6 @@ func PersistentVolumes(vm VM, drives []Disk, m Machine, system Disk) ([]Volume, 
 		}
 		known[on[0].Device], own[on[0].Device] = true, d.Key != system.Key
 	}
-	var out []Volume
 	for _, v := range m.Volumes {
 		switch {
 		case own[v.Disk]:
@@ -720,8 +716,7 @@ func (d Disk) hasSerial(shown string) bool {
 }
 
 // wwids are the names that the kernel may give the drive (scsi_vpd_lun_id in scsi_lib.c): wwn=, or libata's.
-func (d Disk) wwids() []string {
-	var out []string
+func (d Disk) wwids() (out []string) {
 	if wwn, ok := strings.CutPrefix(strings.ToLower(d.Option("wwn")), "0x"); ok {
 		out = append(out, naa+wwn)
 	}

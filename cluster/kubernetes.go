@@ -169,7 +169,7 @@ func ImageOf(image string, v Version) (string, error) {
 
 // Retag returns image, which a configuration names, with the version of like, the image that runs. The repository stays
 // that of image. It returns like for "". Of a vendor's tags it returns image if equal, like if in one repository.
-func Retag(image, like string) (string, error) {
+func Retag(image, like string) (retagged string, err error) {
 	if image == "" || image == like {
 		return like, nil
 	}
@@ -177,7 +177,6 @@ func Retag(image, like string) (string, error) {
 		return image, nil
 	}
 	r, err := ParseImage(like)
-	var retagged string
 	if err == nil {
 		retagged, err = ImageOf(image, r.Version)
 	}

@@ -287,8 +287,7 @@ func NumberedBus(key string) string {
 
 // ForRoot returns a VM's settings that only root@pam can change, sorted: a new VM can't get them. It leaves out an
 // arch equal to hostArch: a VM without arch has its host's architecture (PVE/QemuServer/Helpers.pm, get_vm_arch).
-func (vm VM) ForRoot(hostArch string) []string {
-	var keys []string
+func (vm VM) ForRoot(hostArch string) (keys []string) {
 	for key, value := range vm.Config {
 		switch {
 		case key == "arch" && value == hostArch:
@@ -311,8 +310,7 @@ func RequireRemakeable(vm VM, hostArch string) error {
 }
 
 // MadeAnew lists what Proxmox itself sets in a recreated VM (API2/Qemu.pm, create_vm) and a token can't write.
-func (vm VM) MadeAnew() []string {
-	var out []string
+func (vm VM) MadeAnew() (out []string) {
 	switch vm.Config["vmgenid"] {
 	case "":
 	case "0":
@@ -624,8 +622,7 @@ func RequireQuorum(ctx context.Context, px HostReader) error {
 }
 
 // ForeignBridges lists the networks of a VM other than the hosts' own bridges.
-func ForeignBridges(vm VM) []string {
-	var out []string
+func ForeignBridges(vm VM) (out []string) {
 	for _, key := range slices.Sorted(maps.Keys(vm.Config)) {
 		bridge := Disk{Options: strings.Split(vm.Config[key], ",")}.Option("bridge")
 		if strings.TrimRight(key, "0123456789") == "net" && bridge != "" && !LocalBridge(bridge) {

@@ -337,11 +337,10 @@ func (d Disk) LikeCSI() bool {
 
 // PodVolumes returns the volumes in the VM's drives that one of these handles means: REGION/ZONE/STORAGE/VOLUME. ZONE
 // is its host or "", and for the driver's own names may be where it was made (pkg/utils/volume).
-func (vm VM) PodVolumes(handles []string) []string {
+func (vm VM) PodVolumes(handles []string) (out []string) {
 	if len(handles) == 0 {
 		return nil
 	}
-	var out []string
 	for key, value := range vm.Config {
 		d, err := ParseDisk(key, value)
 		if err != nil || d.CDROM || d.OfHost() {

@@ -293,8 +293,7 @@ func (p *Proxmox) VMConfig(ctx context.Context, id cluster.VMID) (cluster.VM, er
 	return vm, err
 }
 
-func (p *Proxmox) VMs(context.Context) ([]cluster.VM, error) {
-	var vms []cluster.VM
+func (p *Proxmox) VMs(context.Context) (vms []cluster.VM, err error) {
 	for _, id := range slices.Sorted(maps.Keys(p.Guests)) {
 		vm := p.Guests[id]
 		vm.Running = vm.Running || id == p.ListedOn

@@ -377,8 +377,7 @@ func (s screen) show(path []part, v *value) string {
 }
 
 // keysIn returns the keys of a path. The keys say what a value is.
-func keysIn(path []part) []string {
-	var keys []string
+func keysIn(path []part) (keys []string) {
 	for _, p := range path {
 		if !p.entry {
 			keys = append(keys, p.key)

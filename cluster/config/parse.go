@@ -319,8 +319,7 @@ var setByRecast = map[string][][]string{
 }
 
 // neutral returns d without the fields of setByRecast, and without versions in images of Kubernetes.
-func (d Documents) neutral() Documents {
-	var out Documents
+func (d Documents) neutral() (out Documents) {
 	for _, doc := range d.list {
 		for _, path := range setByRecast[doc.id] {
 			doc.root = doc.root.with(path, nil)
@@ -528,8 +527,7 @@ func without(list, other []string) []string {
 	return list
 }
 
-func compareMeta(was, is map[string]string) []SchematicChange {
-	var out []SchematicChange
+func compareMeta(was, is map[string]string) (out []SchematicChange) {
 	for _, key := range slices.Sorted(maps.Keys(union(was, is))) {
 		old, hadOne := was[key]
 		fresh, hasOne := is[key]
@@ -576,8 +574,7 @@ func show(arg string) string { shown, _ := redact.KernelArg(arg); return shown }
 // shown returns any other value without what looks like a secret.
 func shown(value string) string { return redact.New(nil).Text(value) }
 
-func each(list []string, change func(string) string) []string {
-	var out []string
+func each(list []string, change func(string) string) (out []string) {
 	for _, entry := range list {
 		out = append(out, change(entry))
 	}

@@ -30,8 +30,7 @@ type View struct {
 }
 
 // Fit returns the members whose snapshot is usable, the best first.
-func (v View) Fit() ([]cluster.EtcdMember, error) {
-	var fit []cluster.EtcdMember
+func (v View) Fit() (fit []cluster.EtcdMember, err error) {
 	unknown := maps.Clone(v.Statuses)
 	for _, m := range v.Members {
 		delete(unknown, m.ID)

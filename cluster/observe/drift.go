@@ -245,8 +245,7 @@ func diffConfig(f cluster.FoundFile) (reasons []cluster.Reason, unread []string)
 }
 
 // diffKept lists old system disks that an ended roll was about to free.
-func diffKept(p parking.Parking) []cluster.Reason {
-	var out []cluster.Reason
+func diffKept(p parking.Parking) (out []cluster.Reason) {
 	for _, k := range p.Record.Kept {
 		if k.Going && !p.Record.Open {
 			text := fmt.Sprintf("its last roll was about to free %s of %s, a superseded system disk, and did not finish", k.Key, p.VM)
@@ -259,8 +258,7 @@ func diffKept(p parking.Parking) []cluster.Reason {
 	return out
 }
 
-func diffNode(w cluster.Wanted, f Found) []cluster.Reason {
-	var out []cluster.Reason
+func diffNode(w cluster.Wanted, f Found) (out []cluster.Reason) {
 	if w.Kubernetes != "" && f.Node.KubeletVersion != "" && f.Node.KubeletVersion != w.Kubernetes {
 		out = append(out, cluster.Reason{
 			Code: kubernetesVersion, Text: fmt.Sprintf("Kubernetes %s → %s", f.Node.KubeletVersion, w.Kubernetes), Old: f.Node.KubeletVersion, New: w.Kubernetes,
@@ -691,8 +689,7 @@ func builder(author string) string {
 	return flavor + " at " + url
 }
 
-func (j judged) summary(p Provenance) []string {
-	var out []string
+func (j judged) summary(p Provenance) (out []string) {
 	if p.Contradicted() {
 		out = append(out, "contradicted: "+strings.Join(names(p.Links, Contradicted), ", ")+": what the node shows does not fit together, so that nothing which it says of its image can be relied on")
 	}

@@ -495,8 +495,7 @@ func (o Observation) Build(w cluster.Wanted, id string) (cluster.Build, bool) {
 	return b, ok
 }
 
-func hostsOf(found []Found) []string {
-	var hosts []string
+func hostsOf(found []Found) (hosts []string) {
 	for _, f := range found {
 		for _, host := range []string{f.Host(), f.Shape.Moves(shape.Live)} {
 			if host != "" && (f.VM != nil || f.Absent != nil) && !slices.Contains(hosts, host) {
@@ -667,8 +666,7 @@ func (u SpaceUse) lack(free string, takes, taken int64, before []string) string 
 }
 
 // SpaceUses groups new disks by shared space: a shared storage, else per host, with all storages of a pool.
-func SpaceUses(disks []NewDisk, rooms map[string]cluster.Room) []SpaceUse {
-	var uses []SpaceUse
+func SpaceUses(disks []NewDisk, rooms map[string]cluster.Room) (uses []SpaceUse) {
 	var keys []string
 	for _, d := range disks {
 		key := cmp.Or(d.Storage.Pool, "storage "+d.Storage.Name)

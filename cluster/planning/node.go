@@ -16,8 +16,7 @@ import (
 )
 
 // Disks are those parked or attached again; of an unfinished replacement by their names on the node's VM.
-func (n NodePlan) Disks() []DiskPlan {
-	var out []DiskPlan
+func (n NodePlan) Disks() (out []DiskPlan) {
 	if n.Found.Open() {
 		return cluster.Each(n.Found.Parking.Record.Disks, func(d parking.ParkedDisk) DiskPlan {
 			return DiskPlan{Key: d.Key, Volid: d.Volid}
@@ -318,8 +317,7 @@ func (n *NodePlan) oneWay(file cluster.FoundFile) []string {
 	return out
 }
 
-func addedArgs(changes []config.Change) []string {
-	var out []string
+func addedArgs(changes []config.Change) (out []string) {
 	for _, c := range changes {
 		if c.Document == config.MainDocument && c.Kind != config.Removed && strings.HasPrefix(c.Path, "machine.install.extraKernelArgs") {
 			out = append(out, strings.FieldsFunc(c.Wanted, func(r rune) bool { return strings.ContainsRune(`[], "'`, r) })...)
@@ -364,8 +362,7 @@ func (n *NodePlan) refuseInit() {
 }
 
 // Configured lists the nodes with their own configuration that wait for nothing: no journal needs to keep theirs.
-func (p Plan) Configured() []string {
-	var nodes []string
+func (p Plan) Configured() (nodes []string) {
 	for _, n := range p.Nodes {
 		if f := n.Found; f.VM != nil && f.Machine != nil && f.Blank == nil && !f.Open() && (f.Node == nil || f.Node.Mark == nil || !f.Node.Mark.Strategy.KeepsImage()) {
 			nodes = append(nodes, n.Node)
@@ -671,8 +668,7 @@ func planMove(n *NodePlan) {
 // stopsVM says whether the VM is switched off to get its shape, by whatever strategy.
 func stopsVM(n NodePlan) bool { return len(n.VM.At(shape.Off)) > 0 }
 
-func (n NodePlan) FreesOn() []string {
-	var out []string
+func (n NodePlan) FreesOn() (out []string) {
 	for _, f := range n.Frees {
 		if storage, _, ok := strings.Cut(f.Volid, ":"); ok && !slices.Contains(out, storage) {
 			out = append(out, storage)

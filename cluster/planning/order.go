@@ -160,8 +160,7 @@ type timeline struct {
 	free map[string][]time.Duration
 }
 
-func (t *timeline) earliest(slots []string) time.Duration {
-	var at time.Duration
+func (t *timeline) earliest(slots []string) (at time.Duration) {
 	for _, name := range slots {
 		at = max(at, slices.Min(t.slot(name)))
 	}
@@ -556,8 +555,7 @@ type HookRun struct {
 }
 
 // TakePulse checks once. A server that does not answer is no error: its part stays unknown.
-func (p Plan) TakePulse(ctx context.Context, kube cluster.NodeReader, talos cluster.EtcdReader) Pulse {
-	var pulse Pulse
+func (p Plan) TakePulse(ctx context.Context, kube cluster.NodeReader, talos cluster.EtcdReader) (pulse Pulse) {
 	if nodes, err := kube.Nodes(ctx); err == nil {
 		pulse.Kubernetes, pulse.Nodes = true, len(nodes)
 		for _, k := range nodes {

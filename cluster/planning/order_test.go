@@ -22,8 +22,7 @@ import (
 
 // onHosts is a plan of nodes by their hosts: "a a b" has n1 and n2 on a. A host with a suffix,
 // as in "a+9200", has its node's disks owned by that VM.
-func onHosts(hosts string, role string, outage time.Duration) []NodePlan {
-	var nodes []NodePlan
+func onHosts(hosts string, role string, outage time.Duration) (nodes []NodePlan) {
 	for i, host := range strings.Fields(hosts) {
 		host, holder, _ := strings.Cut(host, "+")
 		n := NodePlan{Node: "n" + string(rune('1'+i)), Role: role, Strategy: cluster.Recreate, Host: host, OutageSeconds: int(outage.Seconds())}

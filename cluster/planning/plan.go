@@ -234,8 +234,7 @@ func (n NodePlan) NeedsImage() bool {
 	}
 }
 
-func (p Plan) Refused() []string {
-	var out []string
+func (p Plan) Refused() (out []string) {
 	for _, n := range p.Nodes {
 		out = append(out, cluster.Each(n.Refused, func(r string) string { return n.Node + ": " + r })...)
 	}
@@ -444,8 +443,7 @@ func (p worldOf) warnOfIssues() {
 	}
 }
 
-func (n NodePlan) issuesOf(version string, gets bool) []string {
-	var out []string
+func (n NodePlan) issuesOf(version string, gets bool) (out []string) {
 	issue, known := knownissue.Of(version)
 	switch {
 	case known && !issue.Scheduler, known && !gets && n.Found.ConfigRefused != nil:

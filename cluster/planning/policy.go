@@ -187,8 +187,7 @@ type Heed struct {
 }
 
 // Down lists the Nodes that keep a node of that role in. A control plane that is down keeps others in despite excuses.
-func (h Heed) Down(nodes []cluster.KubeNode, role string, not func(name string) bool) []string {
-	var down []string
+func (h Heed) Down(nodes []cluster.KubeNode, role string, not func(name string) bool) (down []string) {
 	for _, k := range nodes {
 		counts := h.Excuse(k) == "" || role == cluster.ControlPlane && k.ControlPlane
 		if !k.Ready && counts && !not(k.Name) {
@@ -574,8 +573,7 @@ func ScratchSerial(uuid string) string {
 }
 
 // ScratchVMs returns a cluster's scratch VMs. A copy has another name, UUID or number than in its description.
-func ScratchVMs(vms []cluster.VM, cluster string) []Scratch {
-	var out []Scratch
+func ScratchVMs(vms []cluster.VM, cluster string) (out []Scratch) {
 	for _, vm := range vms {
 		run := vm.MadeBy()
 		if run == "" || vm.Name != ScratchName(vm.ID) {
@@ -594,8 +592,7 @@ func ScratchVMs(vms []cluster.VM, cluster string) []Scratch {
 	return out
 }
 
-func (s Scratch) Strange() []string {
-	var out []string
+func (s Scratch) Strange() (out []string) {
 	say := func(is bool, what string) {
 		if is {
 			out = append(out, what)

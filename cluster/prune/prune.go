@@ -33,8 +33,7 @@ type ParkingPruner struct {
 	Storages func(ctx context.Context, host string) ([]string, error)
 }
 
-func (p ParkingPruner) Steps() []step.Step {
-	var steps []step.Step
+func (p ParkingPruner) Steps() (steps []step.Step) {
 	for i := range p.Kept {
 		if v := &p.Kept[i]; len(v.Keep) == 0 {
 			steps = append(steps, p.freeStep(v))
@@ -506,8 +505,7 @@ func (j *judgement) notOurs(node string, vm cluster.VM) string {
 	return fmt.Sprintf("recast.yaml has no node %s, but its VM is there: %s. Another recast.yaml may say cluster: %s as well", node, vm, j.Cluster)
 }
 
-func unrecorded(vm cluster.VM, known map[string]bool) []string {
-	var out []string
+func unrecorded(vm cluster.VM, known map[string]bool) (out []string) {
 	for key, value := range vm.Config {
 		if cluster.IsDiskKey(key) && !known[key] {
 			volid, _, _ := strings.Cut(value, ",")

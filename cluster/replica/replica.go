@@ -134,8 +134,7 @@ func (s System) down(node string, away func(node string) bool) string {
 // Exposed lists the volumes with a copy on the node that have no other healthy copy on a node that serves and is not
 // away. It also lists volumes that would lose their quorum without the node, and volumes that other nodes use through
 // it. A system that does not know the present state of its copies on the node is one exposure.
-func Exposed(systems []System, node string, away func(node string) bool) []Exposure {
-	var out []Exposure
+func Exposed(systems []System, node string, away func(node string) bool) (out []Exposure) {
 	for _, s := range systems {
 		var here []Volume
 		for _, v := range s.Volumes {

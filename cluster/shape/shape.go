@@ -61,8 +61,7 @@ func (ds Differences) NewDisks() bool {
 }
 
 // Changed lists the settings of the VM's configuration that differ, by Proxmox' key.
-func (ds Differences) Changed() []string {
-	var keys []string
+func (ds Differences) Changed() (keys []string) {
 	for _, d := range ds {
 		if d.setting != "" && !slices.Contains(keys, d.setting) {
 			keys = append(keys, d.setting)
@@ -701,8 +700,7 @@ func addresses(value string) string {
 }
 
 // Lacks lists what else a node's shape has to say before a VM can be made from it.
-func Lacks(w cluster.Wanted) []string {
-	var out []string
+func Lacks(w cluster.Wanted) (out []string) {
 	lacks := func(what string, is bool) {
 		if is {
 			out = append(out, what)

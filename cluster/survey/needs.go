@@ -49,8 +49,7 @@ type Missing struct {
 }
 
 // Held lists the needed privileges at a path that the token has.
-func (m Missing) Held(path string) []string {
-	var out []string
+func (m Missing) Held(path string) (out []string) {
 	for _, n := range m.needs {
 		if _, lacks := m.Lack(n); n.Path == path && !lacks {
 			out = append(out, n.Privilege)
@@ -284,8 +283,7 @@ type Grant struct {
 type Grants []Grant
 
 // kept returns the grants that give back what a first entry at a path would take away.
-func kept(at cluster.Standing, token, path string, needed []string, toUser bool) Grants {
-	var out Grants
+func kept(at cluster.Standing, token, path string, needed []string, toUser bool) (out Grants) {
 	user := userOf(token)
 	if !at.Whole {
 		at.User = at.Token // the user has at least the token's privileges
@@ -315,8 +313,7 @@ func userOf(token string) string {
 }
 
 // beside lists the privileges that are held at a path but not needed there, sorted.
-func beside(held cluster.Privileges, path string, needed []string, flat bool) []string {
-	var out []string
+func beside(held cluster.Privileges, path string, needed []string, flat bool) (out []string) {
 	for p, propagates := range held {
 		if propagates != flat && countsAt(path, p) && !slices.Contains(needed, p) {
 			out = append(out, p)
@@ -400,8 +397,7 @@ func (m Missing) Caution() string {
 // Grants returns, for each path where something is missing, grants of what the token and its user have there from
 // above, and then of all that is needed: an entry of their own overrides the entries above it, and those of the
 // user's groups at the same path (pve-access-control, AccessControl.pm, roles).
-func (m Missing) Grants() Grants {
-	var out Grants
+func (m Missing) Grants() (out Grants) {
 	for _, path := range m.paths() {
 		at, needed := m.standing[path], m.needs.privilegesAt(path)
 		// A user who has all needed privileges gets no more.
@@ -413,8 +409,7 @@ func (m Missing) Grants() Grants {
 }
 
 // Grants returns the grants of all needs for a token and a user that have nothing.
-func (n Needs) Grants() Grants {
-	var out Grants
+func (n Needs) Grants() (out Grants) {
 	for _, path := range n.Paths() {
 		privileges := n.privilegesAt(path)
 		out = append(out, Grant{Path: path, Role: roleName(path, privileges), Privileges: privileges, User: true, Token: true})
@@ -630,8 +625,7 @@ func (n *Needs) see() {
 }
 
 // NeedsOf derives what a plan needs, by each node's strategy; inLease says that the run's claim is kept in Kubernetes.
-func NeedsOf(p planning.Plan, inLease bool) Needs {
-	var needs Needs
+func NeedsOf(p planning.Plan, inLease bool) (needs Needs) {
 	for _, n := range p.Work() {
 		needs.common([]string{n.Host})
 		if !inLease {
@@ -664,8 +658,7 @@ func needing(work func(*Needs)) (needs Needs) {
 
 // NeedsToRoll is what a roll by the given strategies needs while no VM can be seen: a token without privileges sees
 // empty lists. The nodes' storages and bridges are then unknown, so the privileges are granted above them.
-func NeedsToRoll(isoStorages, hosts []string, strategies ...cluster.Strategy) Needs {
-	var needs Needs
+func NeedsToRoll(isoStorages, hosts []string, strategies ...cluster.Strategy) (needs Needs) {
 	needs.common(hosts)
 	needs.claim()
 	fresh := []spot{{path: "/vms", below: true}}
@@ -786,8 +779,7 @@ func (n *Needs) shape(p planning.NodePlan) {
 
 // NeedsToPrune is what removing ISOs from those storages needs: everything for a run's claim, and VM.Audit on every VM
 // of the Proxmox cluster. It includes uploads: an entry at a storage overrides those above.
-func NeedsToPrune(isoStorages, diskStorages []string) Needs {
-	var needs Needs
+func NeedsToPrune(isoStorages, diskStorages []string) (needs Needs) {
 	needs.common(nil)
 	needs.claim()
 	needs.images(isoStorages, diskStorages)
@@ -799,8 +791,7 @@ func NeedsToPrune(isoStorages, diskStorages []string) Needs {
 // NeedsToFree is what freeing old system disks on those storages needs, and deleting the
 // parking VMs that then own nothing: both first lift the protection. Proxmox requires
 // Datastore.AllocateSpace to free a disk (qemu-server, QemuServer.pm, try_deallocate_drive).
-func NeedsToFree(storages []string, parked ...cluster.VM) Needs {
-	var needs Needs
+func NeedsToFree(storages []string, parked ...cluster.VM) (needs Needs) {
 	needs.common(nil)
 	needs.claim()
 	needs.freeing(storages, parked)
@@ -809,8 +800,7 @@ func NeedsToFree(storages []string, parked ...cluster.VM) Needs {
 }
 
 // NeedsToClear is what deleting scratch VMs of killed runs needs; they may still be running.
-func NeedsToClear(scratch ...cluster.VM) Needs {
-	var needs Needs
+func NeedsToClear(scratch ...cluster.VM) (needs Needs) {
 	needs.add("/vms", "stop and delete scratch VMs", vmsAnd(scratch), "VM.Allocate", "VM.PowerMgmt")
 	needs.add("/vms", "lift the protection of scratch VMs", vmsAnd(scratch), "VM.Config.Options")
 	return needs
@@ -842,16 +832,14 @@ func (n *Needs) freeing(storages []string, parked []cluster.VM) {
 }
 
 // NeedsToPublish is what uploading ISOs to those storages needs, and finding out for which hosts.
-func NeedsToPublish(isoStorages, diskStorages []string) Needs {
-	var needs Needs
+func NeedsToPublish(isoStorages, diskStorages []string) (needs Needs) {
 	needs.add("/", "read quorum, HA resources and backup jobs", nil, "Sys.Audit")
 	needs.images(isoStorages, diskStorages)
 	return needs
 }
 
 // NeedsToRehearse is what the trials of a plan need for their scratch VMs. A roll by recreate also needs most of it.
-func NeedsToRehearse(p planning.Plan) Needs {
-	var needs Needs
+func NeedsToRehearse(p planning.Plan) (needs Needs) {
 	for _, t := range p.Trials {
 		needs.add("/", "see the memory of the hosts", []spot{{path: "/nodes/" + t.Host}}, "Sys.Audit")
 		needs.scratch(t)

@@ -51,8 +51,7 @@ type Assessment struct {
 	Unread bool `json:"unread,omitempty"`
 }
 
-func (a Assessment) Storages() []string {
-	var out []string
+func (a Assessment) Storages() (out []string) {
 	for _, d := range a.disks {
 		if s := d.Storage(); !d.CDROM && s != d.Volid && !slices.Contains(out, s) {
 			out = append(out, s)
@@ -137,8 +136,7 @@ func (s Survey) Assess(wanted []cluster.Wanted, p planning.Policy) []Assessment 
 }
 
 // Needs are for a roll of these nodes by the expected strategy, if unknown the configured, or else recreate.
-func (s Survey) Needs(wanted []cluster.Wanted, assessments []Assessment) Needs {
-	var needs Needs
+func (s Survey) Needs(wanted []cluster.Wanted, assessments []Assessment) (needs Needs) {
 	for i, w := range wanted {
 		a, f := assessments[i], s.Found[i]
 		strategy := a.Strategy
@@ -283,8 +281,7 @@ func (s Survey) NeedsToRehearse(wanted []cluster.Wanted, assessments []Assessmen
 	return NeedsToRehearse(p)
 }
 
-func (s Survey) NewDisks(wanted []cluster.Wanted, assessments []Assessment) []observe.NewDisk {
-	var out []observe.NewDisk
+func (s Survey) NewDisks(wanted []cluster.Wanted, assessments []Assessment) (out []observe.NewDisk) {
 	for i, a := range assessments {
 		disk, known := a.systemDisk()
 		if !known || a.Strategy.KeepsVM() {
@@ -473,8 +470,7 @@ func requireOneCluster(members []cluster.Member, nodes []cluster.KubeNode) error
 		"TALOSCONFIG and KUBECONFIG name them; talosctl kubeconfig FILE writes the one that belongs to the talosconfig")
 }
 
-func whereabouts(members []cluster.Member, nodes []cluster.KubeNode) []Discovered {
-	var out []Discovered
+func whereabouts(members []cluster.Member, nodes []cluster.KubeNode) (out []Discovered) {
 	for i, n := range nodes {
 		out = append(out, Discovered{Name: n.Name, Addr: observe.FirstAddr(n.Addresses), Node: &nodes[i]})
 	}
