@@ -575,9 +575,8 @@ func (a MachineAddress) gateway() (string, Obstacle) {
 }
 
 // untold says why the VM's cloud-init drive would not give the blank machine the setting with its address.
-func (b blankVM) untold(a MachineAddress, key, value string) Obstacle {
+func (b blankVM) untold(a MachineAddress, key, value string) (o Obstacle) {
 	var first []string
-	var o Obstacle
 	if b.Platform != "nocloud" {
 		o.Config = "images.platform: nocloud"
 		first = append(first, "set images.platform to nocloud, then recast lock: recast then has the VM's cloud-init drive tell the blank machine its address")

@@ -398,10 +398,9 @@ func TestGenerated(t *testing.T) {
 }
 
 // secretsOf are all secret texts in a bundle: everything but certificates and times.
-func secretsOf(t *testing.T, b *secrets.Bundle) []string {
+func secretsOf(t *testing.T, b *secrets.Bundle) (out []string) {
 	t.Helper()
 	text := must.Get(json.Marshal(b))(t)
-	var out []string
 	for _, v := range leaves(t, string(text)) {
 		if len(v) < 8 || strings.HasPrefix(v, "20") {
 			continue

@@ -63,8 +63,7 @@ const MainDocument = "v1alpha1"
 const maxValues = 1 << 16
 
 // Parse reads a configuration. Its errors quote nothing from it.
-func Parse(b []byte) (Documents, error) {
-	var docs Documents
+func Parse(b []byte) (docs Documents, err error) {
 	seen := map[string]int{}
 	decoder := yaml.NewDecoder(bytes.NewReader(b))
 	left := maxValues
@@ -494,9 +493,8 @@ func CompareSchematics(found, wanted Schematic) []SchematicChange {
 }
 
 // compareArgs compares kernel arguments as lists: one may be there twice, and of one name the later counts.
-func compareArgs(was, is []string) []SchematicChange {
+func compareArgs(was, is []string) (out []SchematicChange) {
 	gone, fresh := without(was, is), without(is, was)
-	var out []SchematicChange
 	for _, arg := range gone {
 		name, old, _ := strings.Cut(arg, "=")
 		i := slices.IndexFunc(fresh, func(f string) bool { other, _, _ := strings.Cut(f, "="); return other == name })

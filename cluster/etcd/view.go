@@ -91,13 +91,8 @@ func (v View) Names(without ...string) string {
 
 // SilentOr returns the refusal, as a SilentError, so that the caller asks again, if all is only silence.
 func (v View) SilentOr(refusal error, wrong []string) error {
-	silent := 0
-	for _, err := range v.Errs {
-		if cluster.IsUnanswered(err) {
-			silent++
-		}
-	}
-	if silent < len(wrong) {
+	silent := cluster.Where(slices.Collect(maps.Values(v.Errs)), cluster.IsUnanswered)
+	if len(silent) < len(wrong) {
 		return refusal
 	}
 	return &cluster.SilentError{Err: refusal}

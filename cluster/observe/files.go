@@ -329,12 +329,11 @@ func (f *Found) NothingToCompare() string {
 }
 
 // AgainstFile: the file is for another node or cluster. What a machine runs is compared with the file itself.
-func (f *Found) AgainstFile() []string {
+func (f *Found) AgainstFile() (out []string) {
 	file := f.File
 	if file == nil || file.Err != nil {
 		return nil
 	}
-	var out []string
 	role := cluster.Worker
 	if f.Node != nil && f.Node.ControlPlane {
 		role = cluster.ControlPlane

@@ -381,11 +381,10 @@ func (o *Observation) readOwnPod(ctx context.Context, src Sources) error {
 // Hidden says why a system disk must not be replaced while hosts do not answer: the configurations of their VMs are
 // unknown, and may name the disk's volumes; such a VM may even be a parking VM with an unfinished replacement of
 // this node. Volumes on a storage that is not shared are safe: each host has its own volumes under their names.
-func (o Observation) Hidden(vm cluster.VM) []string {
+func (o Observation) Hidden(vm cluster.VM) (out []string) {
 	if o.Away == nil {
 		return nil
 	}
-	var out []string
 	disks, err := vm.Disks()
 	if err != nil {
 		return nil // already refused for that

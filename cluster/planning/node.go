@@ -697,12 +697,10 @@ func (n *NodePlan) planFrees(o observe.Observation, keep int) {
 	if !replaces && !n.Strategy.KeepsVM() {
 		return
 	}
-	there := 0
-	for _, k := range p.Record.Kept {
-		if _, found := p.VM.Config[k.Key]; found && !k.GivenUp && !k.Removed {
-			there++
-		}
-	}
+	there := len(cluster.Where(p.Record.Kept, func(k parking.KeptDisk) bool {
+		_, found := p.VM.Config[k.Key]
+		return found && !k.GivenUp && !k.Removed
+	}))
 	for _, k := range p.Record.Kept {
 		if k.Removed {
 			continue // no roll frees a disk of a removed node

@@ -109,7 +109,7 @@ const lane = "lane"
 // spread orders the nodes of one batch so that as many are out at a time as its limit allows, despite the slots that
 // they share. The next node is always the one that could start first if all were out for equally long; among equals,
 // one on another Proxmox host than the node before it, then one on the host with the most nodes left, then the first.
-func spread(nodes []NodePlan, limit, perHost int) []NodePlan {
+func spread(nodes []NodePlan, limit, perHost int) (out []NodePlan) {
 	room := map[string]int{lane: limit}
 	like := map[string][]NodePlan{} // in their order, by the slots that they hold
 	toCome := map[string]int{}
@@ -127,7 +127,6 @@ func spread(nodes []NodePlan, limit, perHost int) []NodePlan {
 		like[kind] = append(like[kind], n)
 	}
 	at := &timeline{room: room, free: map[string][]time.Duration{}}
-	var out []NodePlan
 	for len(out) < len(nodes) {
 		best := ""
 		better := func(kind, than string) bool {
@@ -668,7 +667,7 @@ type surging struct {
 	policy Policy
 }
 
-func (p surging) decide() error {
+func (p surging) decide() (err error) {
 	o, policy := p.o, p.policy
 	if p.Run != "" || p.Bootstrap != "" || o.Rebuild != "" {
 		return nil // planned again once the other work is done
@@ -686,7 +685,6 @@ func (p surging) decide() error {
 	if policy.Surge != nil && !policy.SurgeEnds {
 		need.Wanted = policy.Surge(workers(p.wanted, o))
 	}
-	var err error
 	if p.Surge, err = chooseSurge(nodes, need); err != nil {
 		return err
 	}
@@ -757,13 +755,10 @@ func (n surgeNode) remove(disks []cluster.Disk) {
 	}
 }
 
-func (p surging) workersOut() (out int) {
-	for _, n := range p.Nodes {
-		if n.Role == cluster.Worker && !n.Wanted.Surge && n.takenOut() && !n.staysUp() {
-			out++
-		}
-	}
-	return out
+func (p surging) workersOut() int {
+	return len(cluster.Where(p.Nodes, func(n NodePlan) bool {
+		return n.Role == cluster.Worker && !n.Wanted.Surge && n.takenOut() && !n.staysUp()
+	}))
 }
 
 func workers(wanted []cluster.Wanted, o observe.Observation) (count int) {
@@ -868,11 +863,10 @@ func (p *SurgePlan) Capacity() string {
 	return fmt.Sprintf("%d of %d workers serve at the least: roll.maxUnavailable takes out more than there are surge nodes", p.Least, p.Workers)
 }
 
-func (p *SurgePlan) Lines() []string {
+func (p *SurgePlan) Lines() (out []string) {
 	if p == nil {
 		return nil
 	}
-	var out []string
 	if len(p.Make) > 0 {
 		out = append(out, fmt.Sprintf("%s: made before the first worker is drained", strings.Join(p.Make, ", ")))
 	}

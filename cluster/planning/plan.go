@@ -680,7 +680,7 @@ func (p follower) asBefore(old, n NodePlan) NodePlan {
 }
 
 // Read reads the output of recast plan -o json, which can be compared, not rolled: Follow turns a present plan into it.
-func Read(b []byte) (Plan, error) {
+func Read(b []byte) (p Plan, err error) {
 	var version struct {
 		Version int `json:"version"`
 	}
@@ -690,7 +690,6 @@ func Read(b []byte) (Plan, error) {
 	if version.Version != Version {
 		return Plan{}, fault.WithHint(fault.Configf("it is a plan of format %d; this recast reads format %d", version.Version, Version), planAgain)
 	}
-	var p Plan
 	d := json.NewDecoder(bytes.NewReader(b))
 	d.DisallowUnknownFields()
 	if err := d.Decode(&p); err != nil {

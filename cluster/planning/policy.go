@@ -371,7 +371,7 @@ func (f firmware) id(schematic string) string {
 }
 
 // TrialsOf returns trials by host. Nodes left unfinished are already out, unproven ones refused: they get none.
-func (p Plan) TrialsOf(h Rehearsal) []Trial {
+func (p Plan) TrialsOf(h Rehearsal) (out []Trial) {
 	byHost := map[string][]Trial{}
 	for _, n := range p.Work() {
 		if !n.Strategy.Replaces() || n.Resume || n.Found.VM == nil || n.Prepared != "" && n.System == nil {
@@ -395,7 +395,6 @@ func (p Plan) TrialsOf(h Rehearsal) []Trial {
 		}
 		byHost[n.Host] = append(of, t)
 	}
-	var out []Trial
 	for i, host := range slices.Sorted(maps.Keys(byHost)) {
 		for _, t := range byHost[host] {
 			if t.Addr = h.addressFor(t.Model, i); t.Addr.Contains(h.Gateway) {

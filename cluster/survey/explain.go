@@ -108,13 +108,12 @@ func Explain(ctx context.Context, p planning.Plan, node string, o observe.Observ
 
 // weigh lists for each strategy what forbids it or, for a node that is up to date, what would forbid it if the node
 // were stale. One that has begun has no choice: it is finished as it began.
-func weigh(n planning.NodePlan, o observe.Observation, acceptOutage bool) []StrategyChoice {
+func weigh(n planning.NodePlan, o observe.Observation, acceptOutage bool) (out []StrategyChoice) {
 	if n.Resume || n.Found.VM == nil || n.Found.Machine == nil {
 		return nil
 	}
 	system, systemErr := cluster.ProveSystemDisk(*n.Found.VM, *n.Found.Machine, n.Wanted.SystemDisk)
 	against := assess(n.Wanted, n.Found, o, planning.Policy{AcceptOutage: acceptOutage}).Against
-	var out []StrategyChoice
 	for _, s := range cluster.Strategies {
 		w := n.Wanted
 		w.Strategy = s
@@ -127,7 +126,7 @@ func weigh(n planning.NodePlan, o observe.Observation, acceptOutage bool) []Stra
 	return out
 }
 
-func fatesOf(n planning.NodePlan) []DiskFate {
+func fatesOf(n planning.NodePlan) (out []DiskFate) {
 	vm := n.Found.VM
 	if n.Resume && n.System != nil || vm == nil {
 		return fatesOfRecord(n)
@@ -136,7 +135,6 @@ func fatesOf(n planning.NodePlan) []DiskFate {
 	if err != nil {
 		return nil // already a refusal
 	}
-	var out []DiskFate
 	for _, d := range disks {
 		f := DiskFate{DiskPlan: planning.DiskPlan{Key: d.Key, Serial: d.Option("serial"), Volid: d.Volid, Size: d.Option("size")}, Owner: d.Owner}
 		f.Fate, f.Does = fateOf(n, d)
@@ -185,12 +183,11 @@ func fatesOfRecord(n planning.NodePlan) []DiskFate {
 	return append(out, cluster.Each(n.Carried, back)...)
 }
 
-func compareNode(n planning.NodePlan, o observe.Observation, past cluster.History) []Comparison {
+func compareNode(n planning.NodePlan, o observe.Observation, past cluster.History) (out []Comparison) {
 	m, b := n.Found.Machine, n.Wanted.Build
 	if m == nil {
 		return nil
 	}
-	var out []Comparison
 	add := func(what, found, wanted string) {
 		out = append(out, Comparison{What: what, Found: found, Wanted: wanted, Same: found == wanted})
 	}

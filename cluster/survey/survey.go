@@ -295,7 +295,7 @@ func (s Survey) NewDisks(wanted []cluster.Wanted, assessments []Assessment) (out
 }
 
 // EtcdTroubles lists what is wrong with etcd, each with a hint.
-func (s Survey) EtcdTroubles(ctx context.Context, talos cluster.EtcdReader, files cluster.FileReader) []error {
+func (s Survey) EtcdTroubles(ctx context.Context, talos cluster.EtcdReader, files cluster.FileReader) (out []error) {
 	planes := s.ControlPlanes()
 	if len(planes) == 0 {
 		return nil // reported with Kubernetes
@@ -304,7 +304,6 @@ func (s Survey) EtcdTroubles(ctx context.Context, talos cluster.EtcdReader, file
 	if err != nil {
 		return []error{fault.WithHint(err, "talosctl etcd status; bring etcd back first")}
 	}
-	var out []error
 	for _, wrong := range v.Unhealthy("") {
 		hint := "talosctl etcd status; talosctl etcd alarm list"
 		if i := slices.IndexFunc(planes, func(e cluster.Endpoint) bool { return wrong == e.Node+cluster.IsLearner }); i >= 0 {
@@ -636,9 +635,8 @@ func (d *Discovery) knowPods(ctx context.Context, kube cluster.VolumeReader) err
 }
 
 // Own returns recast's own VMs: the nodes' parking VMs, and those whose record, claim or mark names the cluster.
-func (d Discovery) Own(name string) []cluster.VM {
+func (d Discovery) Own(name string) (own []cluster.VM) {
 	named := func(of string) bool { return of != "" && of == name || d.Cluster != "" && of == d.Cluster }
-	var own []cluster.VM
 	for _, vm := range d.VMs {
 		rec, parking, _ := parking.ReadRecord(vm) // the record of a newer recast is an error, but names its cluster
 		claim, held, _ := claim.Read(vm)
