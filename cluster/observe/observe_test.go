@@ -375,6 +375,15 @@ type roomCase struct {
 	warn   []string
 }
 
+func checkRoom(t *testing.T, tc roomCase) {
+	uses := SpaceUses(tc.disks, map[string]cluster.Room{"pve1": tc.room})
+	if len(uses) != 1 {
+		t.Fatalf("%+v", uses)
+	}
+	must.Equal(t, "got", tc.want, uses[0].Lacks(tc.atOnce))
+	must.Equal(t, "got", tc.warn, uses[0].Warn())
+}
+
 func TestRoomForDisks(t *testing.T) {
 	t.Parallel()
 	freeing := newDisks(thickStorage, 10, 10)
@@ -449,14 +458,7 @@ func TestRoomForDisks(t *testing.T) {
 			[]string{"how large its new system disk is to be can't be determined: the drive has no size=: run qm disk rescan, or set nodes[].systemDisk.sizeGiB"},
 			nil,
 		},
-	}, func(t *testing.T, tc roomCase) {
-		uses := SpaceUses(tc.disks, map[string]cluster.Room{"pve1": tc.room})
-		if len(uses) != 1 {
-			t.Fatalf("%+v", uses)
-		}
-		must.Equal(t, "got", tc.want, uses[0].Lacks(tc.atOnce))
-		must.Equal(t, "got", tc.warn, uses[0].Warn())
-	})
+	}, checkRoom)
 }
 
 // Storages on one pool are counted together, on all hosts.
