@@ -21,11 +21,9 @@ type Reason struct {
 	New  string `json:"new,omitempty"`
 }
 
-// History returns the content that a lock hash ("sha256-…") stands for, in the current lock or a past one. known is
-// false if none of our locks has the hash.
+// History returns the content of a lock hash ("sha256-…") of the current lock or a past one; known: a lock has it.
 type History func(lockHash string) (content LockedContent, known bool)
 
-// DiffImage compares the image that a machine runs with a build.
 func DiffImage(b Build, m RunningSystem, past History) []Reason {
 	var out []Reason
 	if m.TalosVersion != b.TalosVersion {
@@ -41,10 +39,8 @@ func DiffImage(b Build, m RunningSystem, past History) []Reason {
 	return append(out, extensions...)
 }
 
-// diffSchematic lists how the schematic that an image states differs from the build's. byName says that extensions
-// differ by name or version: the caller lists those.
-func diffSchematic(b Build, s SchematicEntry, past History, byName bool) []Reason {
-	var out []Reason
+// diffSchematic compares an image's schematic with the build's. byName: extensions differ by name or version.
+func diffSchematic(b Build, s SchematicEntry, past History, byName bool) (out []Reason) {
 	found := s.LockHash()
 	switch {
 	case found == "":
@@ -68,8 +64,7 @@ func diffSchematic(b Build, s SchematicEntry, past History, byName bool) []Reaso
 	return out
 }
 
-// Asked lists how the build's schematic differs from the schematic that an image states, except for which extensions
-// they have.
+// Asked lists how the build's schematic differs from the one that an image states, but for which extensions they have.
 func (b Build) Asked(s SchematicEntry) ([]config.SchematicChange, error) {
 	if b.Schematic == nil || s.ID == b.SchematicID {
 		return nil, nil
@@ -83,8 +78,7 @@ func (b Build) Asked(s SchematicEntry) ([]config.SchematicChange, error) {
 }
 
 // DiffTarget compares architecture, platform and Secure Boot, which a schematic does not state.
-func DiffTarget(b Build, m RunningSystem) []Reason {
-	var out []Reason
+func DiffTarget(b Build, m RunningSystem) (out []Reason) {
 	if m.Arch != "" && m.Arch != b.Arch {
 		out = append(out, Reason{"arch", fmt.Sprintf("architecture %s → %s", m.Arch, b.Arch), m.Arch, b.Arch})
 	}
@@ -98,13 +92,7 @@ func DiffTarget(b Build, m RunningSystem) []Reason {
 	return out
 }
 
-// OnOff is "on" or "off".
-func OnOff(on bool) string {
-	if on {
-		return "on"
-	}
-	return "off"
-}
+func OnOff(on bool) string { return map[bool]string{true: "on", false: "off"}[on] }
 
 // diffDigests lists how the contents of the two lock hashes differ, if a past lock has the found hash.
 func diffDigests(b Build, found string, past History) []Reason {
@@ -126,10 +114,8 @@ func diffDigests(b Build, found string, past History) []Reason {
 	return []Reason{{"lock", fmt.Sprintf("%s: %s → %s", what, words.Short(found), words.Short(b.LockHash)), found, b.LockHash}}
 }
 
-// diffContent lists the extensions whose digest changed, an overlay of the same name whose digest changed, and a
-// changed number of rebuilds.
-func diffContent(old LockedContent, b Build) []Reason {
-	var out []Reason
+// diffContent lists changed digests of extensions and of an overlay of the same name, and a changed number of rebuilds.
+func diffContent(old LockedContent, b Build) (out []Reason) {
 	for _, e := range b.Extensions {
 		i := slices.IndexFunc(old.Extensions, func(o LockedExtension) bool { return o.Name == e.Name })
 		if i < 0 || old.Extensions[i].Digest == e.Digest {
@@ -152,7 +138,6 @@ func diffContent(old LockedContent, b Build) []Reason {
 	return out
 }
 
-// sameNames says whether two lists have extensions of the same names, in any order.
 func sameNames(a, b []LockedExtension) bool {
 	names := func(list []LockedExtension) []string {
 		out := Each(list, func(e LockedExtension) string { return e.Name })
@@ -162,12 +147,11 @@ func sameNames(a, b []LockedExtension) bool {
 	return slices.Equal(names(a), names(b))
 }
 
-// ConfigEntry is the entry that imager adds to the list of extensions if the schematic embeds a
-// machine configuration (pkg/imager/embed.go of Talos).
+// ConfigEntry is imager's entry in the list of extensions for an embedded configuration (pkg/imager/embed.go of Talos).
 const ConfigEntry = "embedded-config"
 
 // DiffExtensions compares the extensions of a machine with those of a build, by name and version.
-func DiffExtensions(b Build, m RunningSystem) []Reason {
+func DiffExtensions(b Build, m RunningSystem) (out []Reason) {
 	want, have := map[string]string{}, map[string]string{}
 	for _, e := range b.Extensions {
 		want[e.Name] = e.Version
@@ -180,7 +164,6 @@ func DiffExtensions(b Build, m RunningSystem) []Reason {
 	}
 	names := maps.Clone(want)
 	maps.Copy(names, have)
-	var out []Reason
 	for _, name := range slices.Sorted(maps.Keys(names)) {
 		w, wanted := want[name]
 		h, found := have[name]
@@ -206,8 +189,7 @@ func BootISO(d Disk) (name string, ok bool) {
 // LockArg is the kernel argument in which a schematic carries the hash of its extension digests.
 const LockArg = config.LockArg
 
-// LockHash returns the lock hash that the image's schematic states, "sha256-…"; "" if recast did not lock it. The
-// running kernel's command line is no evidence: GRUB drops schematic arguments on an upgrade.
+// LockHash is the schematic's "sha256-…"; "": not recast's. GRUB drops arguments: the running cmdline proves nothing.
 func (s SchematicEntry) LockHash() string {
 	for field := range strings.FieldsSeq(s.YAML) {
 		if hash, ok := strings.CutPrefix(strings.Trim(field, `"'`), LockArg); ok {
@@ -217,14 +199,11 @@ func (s SchematicEntry) LockHash() string {
 	return ""
 }
 
-// IsBeingInstalled says whether the machine may still leave its boot ISO by itself. After an
-// interrupted installation its stage is "running".
+// IsBeingInstalled: the machine may still leave its boot ISO by itself. If that broke off, the stage is "running".
 func (m Machine) IsBeingInstalled() bool { return m.FromISO && m.Stage != "running" }
 
-// DiffInstalled compares the build with what the machine would become without recast: at its next boot, or when it is
-// reinstalled from its own configuration.
-func DiffInstalled(b Build, m RunningSystem, installImage string) []Reason {
-	var out []Reason
+// DiffInstalled compares the build with what the machine would become without recast, at its next boot or installation.
+func DiffInstalled(b Build, m RunningSystem, installImage string) (out []Reason) {
 	if m.FromISO {
 		// The installation was interrupted. Nothing else shows it: the phase is "installed".
 		out = append(out, Reason{Code: "boot-iso", Text: "it runs from its boot ISO, not from its system disk: its installation broke off, and it does not boot again by itself", Old: "ISO"})
@@ -243,8 +222,7 @@ func DiffInstalled(b Build, m RunningSystem, installImage string) []Reason {
 	return out
 }
 
-// installs says whether an image reference is the build's installer: by digest, or by the factory's tag, where the
-// repository is named after the schematic. Any digest matches while the build's own is unknown.
+// installs: an image is the build's installer, by digest (any while ours is unknown), or the factory's tag.
 func (b Build) installs(image string) bool {
 	_, digest, pinned := strings.Cut(image, "@")
 	_, want, built := strings.Cut(b.Installer, "@")
@@ -255,16 +233,13 @@ func (b Build) installs(image string) bool {
 	return name == b.SchematicID+":"+b.TalosVersion
 }
 
-// Title is the name and the version.
 func (e LockedExtension) Title() string { return strings.TrimSpace(e.Name + " " + e.Version) }
 
-// PreviousLock says how to go back without a kept disk. recast refuses a lock that does not match recast.yaml and the
-// schematics beside it.
+// PreviousLock says how to go back without a kept disk. recast refuses a lock that does not match what is beside it.
 const PreviousLock = "put the previous lock back, with what it is of (git checkout COMMIT -- recast.yaml recast.lock schematics/), and recast roll"
 
-// InstallArgs returns the kernel arguments for GRUB in the machine's configuration (machine.install.extraKernelArgs)
-// as named, and those of them that the running kernel has as running. byImage says that the configuration makes GRUB
-// take the image's arguments instead (grubUseUKICmdline).
+// InstallArgs returns the kernel arguments for GRUB in the machine's configuration (extraKernelArgs) as named, and
+// those that the kernel has as running. byImage: GRUB takes the image's instead (grubUseUKICmdline).
 func (m Machine) InstallArgs() (named, running []string, byImage bool) {
 	if !bytes.Contains(m.Configs.Active, []byte("extraKernelArgs")) {
 		return nil, nil, false // each plan calls this for each node: parsing takes longer
@@ -280,9 +255,8 @@ func (m Machine) InstallArgs() (named, running []string, byImage bool) {
 }
 
 // ArgsLost returns the arguments that the running kernel has from the configuration alone and the wanted image lacks.
-// Arguments that the running image's schematic states are left out: they are compared with the wanted image's
-// elsewhere. An argument of the wanted image replaces one of the same name, unless the kernel has that argument
-// several times, for example console.
+// What the running image's schematic states is compared elsewhere. An argument of the wanted image replaces one of the
+// same name, unless the kernel has that argument several times, for example console.
 func (w Wanted) ArgsLost(m Machine) []string {
 	_, running, _ := m.InstallArgs()
 	if len(running) == 0 {
@@ -299,8 +273,7 @@ func (w Wanted) ArgsLost(m Machine) []string {
 	})
 }
 
-// DropsArgs says why a system that a strategy installs gets no kernel arguments from the configuration; "" if it gets
-// them.
+// DropsArgs says why a system that a strategy installs gets no kernel arguments from the configuration; "": it does.
 func (w Wanted) DropsArgs(vm VM, m Machine, s Strategy) string {
 	const systemdBoot = "systemd-boot takes only those of the image"
 	_, _, byImage := m.InstallArgs()
@@ -319,11 +292,10 @@ func (w Wanted) DropsArgs(vm VM, m Machine, s Strategy) string {
 
 // TellArgs says when kernel arguments in a configuration take effect, and which arguments of the running kernel its
 // next kernel will lack. It returns nothing if all arguments are in effect and stay, or if there are none.
-func (w Wanted) TellArgs(vm VM, m Machine) []string {
+func (w Wanted) TellArgs(vm VM, m Machine) (out []string) {
 	if len(m.Cmdline) == 0 {
 		return nil
 	}
-	var out []string
 	named, running, byImage := m.InstallArgs()
 	named = slices.DeleteFunc(named, func(arg string) bool { return slices.Contains(running, arg) })
 	if missing := Each(named, ShownArg); len(missing) > 0 {
@@ -342,8 +314,7 @@ func (w Wanted) TellArgs(vm VM, m Machine) []string {
 	return out
 }
 
-// ByGRUB says whether GRUB boots the machine: with SeaBIOS, and with UEFI where an installer before Talos 1.10 wrote
-// GRUB, so that no entry of systemd-boot is known.
+// ByGRUB: GRUB boots the machine, with SeaBIOS, and with UEFI where Talos before 1.10 installed it, with no entry.
 func (m Machine) ByGRUB(vm VM) bool {
 	return vm.ByBIOS() || !m.FromISO && m.BootEntry == "" && m.NextBoot == ""
 }
@@ -351,8 +322,7 @@ func (m Machine) ByGRUB(vm VM) bool {
 // ByBIOS says whether the VM's firmware is SeaBIOS, which is Proxmox' default.
 func (vm VM) ByBIOS() bool { return vm.Config["bios"] != "ovmf" }
 
-// ShownArg returns a kernel argument as it may be shown. Of an argument that Talos itself reads, it returns only the
-// name: the value may be secret.
+// ShownArg returns a kernel argument as it may be shown: of one that Talos reads, which may be secret, only the name.
 func ShownArg(arg string) string {
 	if name := ArgName(arg); strings.HasPrefix(name, "talos.") || GivesConfig(arg) {
 		return name
@@ -392,8 +362,7 @@ func ArgsWait(vm VM, m Machine, changes []config.Change) string {
 	return ""
 }
 
-// omniArg is the kernel argument that joins a machine to Omni. OmniDocument is the document of a machine
-// configuration that does the same. Talos' controllers/siderolink read both.
+// omniArg is the kernel argument, OmniDocument the document, that joins a machine to Omni (controllers/siderolink).
 const (
 	omniArg      = "siderolink.api"
 	OmniDocument = "SideroLinkConfig"
@@ -426,7 +395,6 @@ func (m Machine) OmniAfter(b Build) []string {
 	})
 }
 
-// stated returns the schematic, as far as it can be read.
 func (s SchematicEntry) stated() config.Schematic {
 	out, _ := config.ParseSchematic(s.YAML) // the comparison reports an unreadable schematic
 	return out
@@ -444,8 +412,7 @@ func (m Machine) OwnConfig() []string {
 	return ownConfig(append(stated.KernelArgs, m.ConfigArgs...), embeds)
 }
 
-func ownConfig(args []string, embeds bool) []string {
-	var out []string
+func ownConfig(args []string, embeds bool) (out []string) {
 	for _, arg := range args {
 		if name := ArgName(arg); GivesConfig(arg) && !slices.Contains(out, "kernel argument "+name) {
 			out = append(out, "kernel argument "+name)

@@ -1,11 +1,21 @@
 package cluster
 
 import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
+	"net/url"
+	"path"
 	"regexp"
 	"slices"
 	"strconv"
 	"strings"
+	"time"
+
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/words"
 )
 
 // Disk is one drive of a VM's configuration, parsed.
@@ -20,17 +30,14 @@ type Disk struct {
 
 var (
 	diskKey = regexp.MustCompile(`^(?:(?:ide|sata|scsi|virtio|unused)\d+|efidisk0|tpmstate0)$`)
-	// fileOwner is for file storages: the directory names a volume's owner, whatever the file is called
-	// (Storage/Plugin.pm, parse_volname).
+	// fileOwner is for file storages: the directory names a volume's owner (Storage/Plugin.pm, parse_volname).
 	fileOwner   = regexp.MustCompile(`^(?:\d+/[^/]+/)?(\d+)/[^/]+$`)
 	volumeOwner = regexp.MustCompile(`(?:^|/)(?:vm|base)-(\d+)-[^/]+$`)
 )
 
-// IsDiskKey says whether a configuration key names a drive.
 func IsDiskKey(key string) bool { return diskKey.MatchString(key) }
 
-// ParseDisk parses a drive's value, "volid,option=value,…". The volume is the part without a name, or the part named
-// file or volume, in any position (pve-common, JSONSchema.pm, parse_property_string).
+// ParseDisk parses "volid,option=value,…". The volume has no name, or file or volume, anywhere (parse_property_string).
 func ParseDisk(key, value string) (Disk, error) {
 	if !IsDiskKey(key) {
 		return Disk{}, fmt.Errorf("%q is not a drive", key)
@@ -73,18 +80,14 @@ func ParseDisk(key, value string) (Disk, error) {
 	return d, nil
 }
 
-// CloudInit says whether this is Proxmox's own cloud-init drive: Proxmox generates, deletes and recreates it with the
-// VM.
+// CloudInit says whether this is Proxmox's own cloud-init drive, which it generates and deletes with the VM.
 func (d Disk) CloudInit() bool { return cloudInit.MatchString(d.Volid) }
 
-// cloudInit matches Proxmox's own cloud-init drives, as Proxmox does (PVE/QemuServer/Drive.pm, drive_is_cloudinit).
-// vm-9011-data-cloudinit is a user's disk.
+// cloudInit matches Proxmox's own cloud-init drives (drive_is_cloudinit). vm-9011-data-cloudinit is a user's disk.
 var cloudInit = regexp.MustCompile(`[:/](?:vm-\d+-)?cloudinit(?:\.(?:raw|qcow2|vmdk))?$`)
 
-// Storage is the part of the volid before the colon.
 func (d Disk) Storage() string { s, _, _ := strings.Cut(d.Volid, ":"); return s }
 
-// Option returns the value of an option; "" if it is not set.
 func (d Disk) Option(name string) string {
 	for _, o := range d.Options {
 		if v, ok := strings.CutPrefix(o, name+"="); ok {
@@ -94,7 +97,6 @@ func (d Disk) Option(name string) string {
 	return ""
 }
 
-// Flag says whether an option is on.
 func (d Disk) Flag(name string) bool {
 	on, _ := ParseBoolean(d.Option(name))
 	return on
@@ -112,11 +114,9 @@ func (d Disk) With(name, value string) []string {
 	return append(out, name+"="+value)
 }
 
-// Value is the drive as the configuration writes it.
 func (d Disk) Value() string { return strings.Join(append([]string{d.Volid}, d.Options...), ",") }
 
-// Bootable says whether Talos can be installed on the drive: a disk on a bus, not a CD, EFI
-// variables, TPM state or a detached volume.
+// Bootable says whether Talos can be installed on the drive: no CD, EFI variables, TPM state or detached volume.
 func (d Disk) Bootable() bool {
 	return !d.CDROM && d.Key != "efidisk0" && d.Key != "tpmstate0" && !d.Detached()
 }
@@ -130,11 +130,9 @@ func (d Disk) SizeBytes() uint64 {
 	if v == "" {
 		return 0
 	}
-	unit := map[byte]uint64{'K': 1 << 10, 'M': 1 << 20, 'G': 1 << 30, 'T': 1 << 40}[v[len(v)-1]]
+	unit := cmp.Or(map[byte]uint64{'K': 1 << 10, 'M': 1 << 20, 'G': 1 << 30, 'T': 1 << 40}[v[len(v)-1]], 1)
 	digits := v
-	if unit == 0 {
-		unit = 1
-	} else {
+	if unit > 1 {
 		digits = v[:len(v)-1]
 	}
 	n, err := strconv.ParseFloat(digits, 64)
@@ -145,8 +143,7 @@ func (d Disk) SizeBytes() uint64 {
 }
 
 // Disks parses every drive of the VM, ordered by bus and number.
-func (vm VM) Disks() ([]Disk, error) {
-	var disks []Disk
+func (vm VM) Disks() (disks []Disk, err error) {
 	for key, value := range vm.Config {
 		if !IsDiskKey(key) {
 			continue
@@ -165,16 +162,9 @@ func (vm VM) Disks() ([]Disk, error) {
 // CompareKeys orders "scsi2" before "scsi10".
 func CompareKeys(a, b string) int {
 	busA, busB := strings.TrimRight(a, "0123456789"), strings.TrimRight(b, "0123456789")
-	if busA != busB {
-		return strings.Compare(busA, busB)
-	}
-	if len(a) != len(b) {
-		return len(a) - len(b)
-	}
-	return strings.Compare(a, b)
+	return cmp.Or(strings.Compare(busA, busB), len(a)-len(b), strings.Compare(a, b))
 }
 
-// FindDrive returns the drive with that key.
 func FindDrive(disks []Disk, key string) (Disk, bool) {
 	return Find(disks, func(d Disk) bool { return d.Key == key && !d.CDROM })
 }
@@ -228,15 +218,11 @@ func addressed(scsihw, busPath string) (keys []string, ok bool) {
 const firstSCSI = 5
 
 func slotNumber(hex string) int {
-	n, err := strconv.ParseInt(hex, 16, 64)
-	if err != nil {
-		return -1
-	}
+	n, _ := strconv.ParseInt(hex, 16, 64) // two digits: no error
 	return int(n)
 }
 
-// How Proxmox reads a drive's options (qemu-server, PVE/QemuServer/Drive.pm; pve-common, JSONSchema.pm,
-// parse_property_string). A configuration keeps them as they were written until Proxmox rewrites that drive.
+// How Proxmox reads a drive's options (Drive.pm, parse_property_string), which stay as written until it rewrites them.
 var (
 	driveSwitches = []string{
 		"backup", "detect_zeroes", "iothread", "pre-enrolled-keys", "replicate", "ro", "scsiblock", "shared", "snapshot", "ssd",
@@ -251,16 +237,12 @@ var (
 	byteRates = []string{"bps", "bps_rd", "bps_wr"}
 )
 
-// DriveOptions returns a drive's options as Proxmox reads them, sorted, to compare two drives. It leaves out the
-// size: the size belongs to the volume, users can change it, and Proxmox reads it again whenever it writes the drive
-// (API2/Qemu.pm, create_disks).
-func DriveOptions(options []string) []string {
-	var read []string
+// DriveOptions returns a drive's options as Proxmox reads them, sorted, to compare two drives. It leaves out the size,
+// which users can change, and which Proxmox reads again whenever it writes the drive (API2/Qemu.pm, create_disks).
+func DriveOptions(options []string) (read []string) {
 	for _, o := range options {
 		name, value, _ := strings.Cut(o, "=")
-		if alias, is := driveAliases[name]; is {
-			name = alias
-		}
+		name = cmp.Or(driveAliases[name], name)
 		on, isBoolean := ParseBoolean(value)
 		switch {
 		case name == "size" || slices.Contains(droppedOptions, name) || strings.TrimSpace(o) == "":
@@ -276,7 +258,6 @@ func DriveOptions(options []string) []string {
 	return read
 }
 
-// SameOptions compares options of drives as Proxmox reads them, in any order.
 func SameOptions(a, b []string) bool { return slices.Equal(DriveOptions(a), DriveOptions(b)) }
 
 // ParseBoolean reads a boolean as Proxmox does (pve-common, JSONSchema.pm, parse_boolean).
@@ -295,9 +276,7 @@ func ParseBoolean(s string) (on, ok bool) {
 // CephFS holds no disks, and unknown types count as unable.
 var Reassigns = []string{"btrfs", "cifs", "dir", "glusterfs", "lvm", "lvmthin", "nfs", "rbd", "zfspool"}
 
-// ReferencedBy lists every place in these VMs that names a volume.
-func ReferencedBy(volid string, vms []VM) []string {
-	var out []string
+func ReferencedBy(volid string, vms []VM) (out []string) {
 	for _, vm := range vms {
 		for key, value := range vm.Config {
 			if !strings.Contains(value, volid) {
@@ -324,16 +303,8 @@ type Use struct {
 	Values []string
 }
 
-// OptionString is the options of a drive as a configuration writes them.
-func OptionString(d Disk) string {
-	d.Volid = ""
-	if v := d.Value(); v != "" {
-		return v[1:]
-	}
-	return ""
-}
+func OptionString(d Disk) string { return strings.Join(d.Options, ",") }
 
-// SplitOptions undoes OptionString.
 func SplitOptions(s string) []string {
 	if s == "" {
 		return nil
@@ -341,12 +312,8 @@ func SplitOptions(s string) []string {
 	return strings.Split(s, ",")
 }
 
-// JoinOptions is the value of a drive in a configuration.
 func JoinOptions(volid, options string) string {
-	if options == "" {
-		return volid
-	}
-	return volid + "," + options
+	return Disk{Volid: volid, Options: SplitOptions(options)}.Value()
 }
 
 // OtherMedia returns the VM's media that are not for the blank boot, by drive. Any ISO may hold cloud-init data,
@@ -415,8 +382,7 @@ var selectorOutcomes = map[SelectorKind]outcomes{
 	ForInstall:   {"disk", "recast names the disk itself, but nobody else could install the machine with it", "recast names the disk itself, Talos alone would erase the first one", "", ""},
 }
 
-// TellSelectors reports on the selectors of a machine's configuration: notes for the user, and as refused the
-// selectors with which the machine would not be whole.
+// TellSelectors returns notes for the user, and as refused the selectors with which the machine would not be whole.
 func TellSelectors(selectors []DiskSelector, machine string) (notes, refused []string) {
 	later := map[string][]string{} // documents, by the reason why they can't be evaluated
 	for _, s := range selectors {
@@ -469,4 +435,316 @@ func (s DiskSelector) tell(machine string) (text string, fatal bool) {
 // byDefault says whether the selector of a system volume puts the volume where Talos puts it without a selector.
 func (s DiskSelector) byDefault() bool {
 	return s.Match == "system_disk" && strings.HasPrefix(s.Document, "VolumeConfig ")
+}
+
+// Room is the space that a host has for disks of VMs.
+type Room struct {
+	Storages  []StorageRoom // the storages that take disks of VMs on the host, by name
+	ThinPools []ThinPool    // of the host, if such a storage is on one
+	ErrPools  error         // of reading ThinPools
+	Err       error         // why none of this could be read
+}
+
+// StorageRoom is one storage as a host sees it. A storage that is not active has no figures.
+type StorageRoom struct {
+	Name        string
+	Active      bool
+	Total, Free int64 // bytes
+
+	Ceph    bool     // on the Proxmox hosts' own Ceph, which reports Blocked and Notes
+	Blocked string   // why reads or writes wait; "": they do not wait
+	Notes   []string // what may become worse
+}
+
+// FullPool is how full a thin pool may be: without room, every disk in it fails, not only the one that grew.
+const FullPool = 0.9
+
+func Size(bytes int64) string {
+	if bytes < 10<<30 {
+		return fmt.Sprintf("%d MiB", bytes>>20)
+	}
+	return fmt.Sprintf("%d GiB", bytes>>30)
+}
+
+// RoomOn reads the room on the storages of a host; Room.Err says why it could not be read.
+func RoomOn(ctx context.Context, px StorageReader, host string) Room {
+	room, err := px.Room(ctx, host)
+	room.Err = err
+	return room
+}
+
+// Host is the state of a Proxmox node, as the node says itself. What could not be read is zero; Errs has the reason.
+type Host struct {
+	Name      string
+	Online    bool
+	Entry     bool   // the host whose API answered: uploads are spooled there
+	Version   string // "9.2.11"
+	Clock     time.Time
+	Asked     time.Time // the time to compare Clock with
+	SpoolFree int64     // bytes free on its root filesystem, which has /var/tmp
+	ThinPools []ThinPool
+	ErrPools  error // of reading ThinPools: a host need not have LVM at all
+	Errs      []error
+}
+
+// ThinPool is an LVM thin pool of a host.
+type ThinPool struct {
+	VG, Name           string
+	Size, Used         int64 // bytes
+	MetaSize, MetaUsed int64
+}
+
+func (s Storage) CanReassign() bool { return slices.Contains(Reassigns, s.Type) }
+
+// SameVolume says whether two drives name one volume, in whatever spelling: with or without the base of a
+// linked clone (pve-storage, Storage/Plugin.pm, filesystem_path, leaves that out), by two storages on the
+// same space, or by its path. Both drives must be of VMs that see the same storages.
+func SameVolume(a, b Disk, storages []Storage) bool {
+	switch {
+	case a.Volid == b.Volid:
+		return true
+	case a.OfHost() && b.OfHost():
+		return path.Clean(a.Volid) == path.Clean(b.Volid)
+	case a.OfHost():
+		return atPath(a.Volid, b, storages)
+	case b.OfHost():
+		return atPath(b.Volid, a, storages)
+	}
+	return a.image() == b.image() && samePlace(a.Storage(), b.Storage(), storages)
+}
+
+// NamesVolume: two slots can't share what the drive names: no ISO, no empty drive, no generated cloud-init drive.
+func (d Disk) NamesVolume() bool {
+	return strings.ContainsAny(d.Volid, ":/") && !d.CloudInit() && (!d.CDROM || d.Owner != 0)
+}
+
+// image is the volume's name on its storage without a linked clone's base: "9011/vm-9011-disk-1.raw", "vm-9011-disk-1".
+func (d Disk) image() string {
+	_, name, _ := strings.Cut(d.Volid, ":")
+	dir, file := path.Split(name)
+	if owner := path.Base(dir); owner != "" {
+		if _, err := strconv.Atoi(owner); err == nil {
+			return owner + "/" + file
+		}
+	}
+	return file
+}
+
+// Mentions says whether a drive's value can name the volume: a quick test before it is parsed.
+func (d Disk) Mentions(value string) bool {
+	if d.OfHost() {
+		return strings.Contains(value, ":") || strings.Contains(value, "/")
+	}
+	_, name, _ := strings.Cut(d.Volid, ":")
+	_, name = path.Split(name)
+	name = path.Base(name)
+	return strings.Contains(value, name) || strings.Contains(value, "--") && strings.Contains(value, strings.ReplaceAll(name, "-", "--"))
+}
+
+func samePlace(a, b string, storages []Storage) bool {
+	if a == b {
+		return true
+	}
+	s, okS := storageNamed(a, storages)
+	t, okT := storageNamed(b, storages)
+	if !okS || !okT {
+		return false
+	}
+	return s.Dir != "" && s.Dir == t.Dir || s.Pool != "" && s.volumeGroup() == t.volumeGroup()
+}
+
+func storageNamed(name string, storages []Storage) (Storage, bool) {
+	return Find(storages, func(s Storage) bool { return s.Name == name })
+}
+
+// volumeGroup is the namespace of a volume's name. Thin and thick volumes of one LVM group share it.
+func (s Storage) volumeGroup() string {
+	if strings.HasPrefix(s.Type, "lvm") {
+		group, _, _ := strings.Cut(s.Pool, "/")
+		return "lvm " + group
+	}
+	return s.Pool
+}
+
+// atPath: a host's path is a volume's. The device mapper doubles hyphens; without the storage's path, the name decides.
+func atPath(at string, d Disk, storages []Storage) bool {
+	at = strings.ReplaceAll(path.Clean(at), "--", "-")
+	name := path.Base(d.image())
+	if base := path.Base(at); base != name && !(strings.HasPrefix(at, "/dev/mapper/") && strings.HasSuffix(base, "-"+name)) {
+		return false
+	}
+	s, _ := storageNamed(d.Storage(), storages)
+	switch {
+	case s.Dir != "":
+		return strings.HasPrefix(at, s.Dir+"/")
+	case strings.HasPrefix(s.Type, "lvm") && s.Pool != "":
+		group, _, _ := strings.Cut(s.Pool, "/")
+		return strings.HasPrefix(at, "/dev/"+group+"/") || strings.HasPrefix(at, "/dev/mapper/"+group+"-")
+	case s.Type == "zfspool" && s.Pool != "":
+		return strings.HasSuffix(path.Dir(at), strings.TrimPrefix(s.Pool, "zfs "))
+	}
+	return true
+}
+
+// ProveSystemDisk finds Talos' drive by what the running machine says about its system disk (see matchDisk), never by a
+// guess. slot is the drive that the user configured ("scsi0", or "" for none), and must be the same drive.
+func ProveSystemDisk(vm VM, m Machine, slot string) (Disk, error) {
+	refuse := func(format string, args ...any) (Disk, error) {
+		err := fault.SystemDiskUnproven.Refusedf("%s: system disk can't be proven: %s", vm, fmt.Sprintf(format, args...))
+		return Disk{}, fault.WithHint(err, "%s", NameDrives(vm))
+	}
+	candidates, err := vm.Bootable()
+	if err != nil {
+		return Disk{}, err
+	}
+	system, ok := m.disk(m.SystemDisk)
+	if !ok {
+		return refuse("the machine does not name it")
+	}
+	found, how := matchDisk(vm, candidates, m, system)
+	switch {
+	case len(found) == 0:
+		return refuse("no drive matches %s (%s)", system.Device, how)
+	case len(found) > 1:
+		return refuse("%d drives match %s (%s)", len(found), system.Device, how)
+	case slot != "" && slot != found[0].Key:
+		err := fault.SystemDiskUnproven.Refusedf("%s: system disk can't be proven: the configuration says %s, but the machine runs from %s (%s)", vm, slot, found[0].Key, how)
+		return Disk{}, fault.WithHint(err, "correct or remove nodes[].systemDisk.slot")
+	}
+	return found[0], nil
+}
+
+// NameDrives says how to make a machine show which of its disks is which drive.
+func NameDrives(vm VM) string {
+	return fmt.Sprintf("give the drive a name of its own that Talos shows: with qm set %d add wwn=0x3 and 15 more hex digits to it (serial= if it is a virtioN), restart the VM once, "+
+		"and try again; with scsihw virtio-scsi-single SCSI drives need none", vm.ID)
+}
+
+// Bootable are the VM's drives that can be disks of the machine.
+func (vm VM) Bootable() ([]Disk, error) {
+	disks, err := vm.Disks()
+	return slices.DeleteFunc(disks, func(d Disk) bool { return !d.Bootable() }), err
+}
+
+func (m Machine) disk(device string) (MachineDisk, bool) {
+	return Find(m.Disks, func(d MachineDisk) bool { return device != "" && d.Device == device })
+}
+
+// MachineDisks returns the machine's disks that match that drive of the VM and no other.
+func (m Machine) MachineDisks(vm VM, drives []Disk, key string) []MachineDisk {
+	return Where(m.Disks, func(disk MachineDisk) bool {
+		found, _ := matchDisk(vm, drives, m, disk)
+		return len(found) == 1 && found[0].Key == key
+	})
+}
+
+// PersistentVolumes returns the volumes on the VM's own persistent drives. It leaves out network disks, which come and
+// go with pods. It fails if a volume's drive is unknown: a lost volume would go unnoticed.
+func PersistentVolumes(vm VM, drives []Disk, m Machine, system Disk) (out []Volume, err error) {
+	known, own := map[string]bool{}, map[string]bool{}
+	var lost []Disk
+	var keys []string
+	for _, d := range drives {
+		on := m.MachineDisks(vm, drives, d.Key)
+		if len(on) != 1 {
+			lost, keys = append(lost, d), append(keys, d.Key)
+			continue
+		}
+		known[on[0].Device], own[on[0].Device] = true, d.Key != system.Key
+	}
+	for _, v := range m.Volumes {
+		switch {
+		case own[v.Disk]:
+			out = append(out, v)
+		case !known[v.Disk] && len(lost) > 0:
+			err := fault.SystemDiskUnproven.Refusedf("what is on %s (%s) could be on %s, and which of the machine's disks that is can't be determined", v.Disk, words.OrNone(v.Label), strings.Join(keys, " or "))
+			return nil, fault.WithHint(err, "%s", NameThem(vm, lost))
+		}
+	}
+	return out, nil
+}
+
+// matchDisk finds the drives that can be the machine's disk, and says how: by a name or a bus address that both have,
+// else by a size that no other disk has. It leaves out drives that match another disk by name or address.
+func matchDisk(vm VM, drives []Disk, m Machine, disk MachineDisk) (found []Disk, how string) {
+	if found, how := tellDisk(vm, drives, disk); how != "" {
+		return found, how
+	}
+	left := slices.Clone(drives)
+	for _, other := range m.Disks {
+		if other.Device == disk.Device {
+			continue
+		}
+		if told, _ := tellDisk(vm, drives, other); len(told) == 1 {
+			left = slices.DeleteFunc(left, func(d Disk) bool { return d.Key == told[0].Key })
+		} else if other.SizeBytes == disk.SizeBytes {
+			return nil, "no serial or WWID of a drive, and " + other.Device + " has the same size"
+		}
+	}
+	return slices.DeleteFunc(left, func(d Disk) bool {
+		return disk.SizeBytes == 0 || d.SizeBytes() != disk.SizeBytes || d.contradicts(disk)
+	}), fmt.Sprintf("size %d", disk.SizeBytes)
+}
+
+// tellDisk is matchDisk by the disk's own name or address only; how is "" if the disk shows neither. Talos shows no
+// serial of SCSI and SATA disks: only newer kernels have them in sysfs (GetProperties in go-blockdevice).
+func tellDisk(vm VM, drives []Disk, disk MachineDisk) (found []Disk, how string) {
+	keep := func(match func(Disk) bool) []Disk { return Where(drives, match) }
+	if found := keep(func(d Disk) bool { return disk.WWID != "" && slices.Contains(d.wwids(), disk.WWID) }); len(found) > 0 {
+		return found, "WWID " + disk.WWID
+	}
+	if found := keep(func(d Disk) bool { return disk.Serial != "" && d.hasSerial(disk.Serial) }); len(found) > 0 {
+		return found, "serial " + disk.Serial
+	}
+	if keys, ok := addressed(vm.Config["scsihw"], disk.BusPath); ok {
+		return keep(func(d Disk) bool { return slices.Contains(keys, d.Key) && !d.contradicts(disk) }), "address " + disk.BusPath
+	}
+	return nil, ""
+}
+
+// serial returns the drive's serial, as qemu-server reads it (print_drivedevice_full); "" for none.
+func (d Disk) serial() string {
+	serial, _ := url.PathUnescape(d.Option("serial")) // "" with an error
+	return serial
+}
+
+// hasSerial: Talos may show the drive's serial as shown: unchanged, or for IDE drives in the form of udev's ata_id.
+func (d Disk) hasSerial(shown string) bool {
+	serial := d.serial()
+	ata, is := strings.CutPrefix(shown, "QEMU_HARDDISK_")
+	return serial != "" && (shown == serial || is && ata == serial)
+}
+
+// wwids are the names that the kernel may give the drive (scsi_vpd_lun_id in scsi_lib.c): wwn=, or libata's.
+func (d Disk) wwids() (out []string) {
+	if wwn, ok := strings.CutPrefix(strings.ToLower(d.Option("wwn")), "0x"); ok {
+		out = append(out, naa+wwn)
+	}
+	if serial := d.serial(); serial != "" && (strings.HasPrefix(d.Key, "sata") || strings.HasPrefix(d.Key, "ide")) {
+		out = append(out, fmt.Sprintf("t10.ATA     %-40s%s", "QEMU HARDDISK", serial))
+	}
+	return out
+}
+
+const naa = "naa."
+
+// contradicts: the machine's disk shows another name. None proves nothing: it may have been set after the start.
+func (d Disk) contradicts(disk MachineDisk) bool {
+	return strings.HasPrefix(disk.WWID, naa) && !slices.Contains(d.wwids(), disk.WWID) ||
+		disk.Serial != "" && d.serial() != "" && !d.hasSerial(disk.Serial)
+}
+
+// Named returns the options with this serial and, if the bus has one, a WWN made of it (NAA 3: local) that shows it.
+func (d Disk) Named(serial string) []string {
+	d.Options = WithoutOption(d, "serial", "wwn").Options
+	d.Options = append(d.Options, "serial="+serial)
+	if !strings.HasPrefix(d.Key, "virtio") {
+		d.Options = append(d.Options, "wwn="+WWN(serial))
+	}
+	return d.Options
+}
+
+func WWN(serial string) string {
+	sum := sha256.Sum256([]byte(serial))
+	return "0x3" + hex.EncodeToString(sum[:])[:15]
 }

@@ -1,9 +1,14 @@
 package cluster
 
 import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
+	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim/must"
 )
 
@@ -93,7 +98,7 @@ func FuzzParseDisk(f *testing.F) {
 func TestProveSystemDisk(t *testing.T) {
 	t.Parallel()
 	const scsi = "virtio-scsi-single"
-	prove(t, map[string]proof{
+	must.Each(t, map[string]proof{
 		"by serial": {
 			config:  map[string]string{"scsihw": scsi, "scsi0": "f:vm-1-disk-0,serial=sys,size=10G", "scsi1": "f:vm-1-disk-1,serial=data,size=10G"},
 			machine: Machine{SystemDisk: "sdb", Disks: []MachineDisk{{Device: "sda", Serial: "data"}, {Device: "sdb", Serial: "sys"}}},
@@ -133,14 +138,7 @@ func TestProveSystemDisk(t *testing.T) {
 			machine: Machine{SystemDisk: "vda", Disks: []MachineDisk{{Device: "vda", SizeBytes: 20 << 30}}},
 			want:    "virtio1",
 		},
-	})
-}
-
-// TestProveSystemDiskWhereTalosShowsNoSerial: that is SCSI and SATA; IDE serials have another form.
-func TestProveSystemDiskWhereTalosShowsNoSerial(t *testing.T) {
-	t.Parallel()
-	const scsi = "virtio-scsi-single"
-	prove(t, map[string]proof{
+		// Talos shows no serial of SCSI and SATA; that of IDE has another form.
 		"by address, whatever serial and WWN it was given since the start": {
 			config:  map[string]string{"scsihw": scsi, "scsi0": "f:vm-1-disk-0,serial=a,wwn=0x3000000000000001", "scsi3": "f:vm-1-disk-1,serial=b,wwn=0x3000000000000002"},
 			machine: Machine{SystemDisk: "sda", Disks: []MachineDisk{{Device: "sda", BusPath: "/pci0000:00/0000:00:05.0/virtio1/host0/target0:0:0/0:0:0:3"}}},
@@ -171,7 +169,7 @@ func TestProveSystemDiskWhereTalosShowsNoSerial(t *testing.T) {
 			machine: Machine{SystemDisk: "sdb", Disks: []MachineDisk{{Device: "sdb", Serial: "QEMU_HARDDISK_b"}}},
 			want:    "ide1",
 		},
-	})
+	}, checkProof)
 }
 
 // TestProveSystemDiskByAddress: a disk on another bus does not match the drive whose number is in its address.
@@ -192,7 +190,7 @@ func TestProveSystemDiskByAddress(t *testing.T) {
 	}
 	const size = "no serial or WWID of a drive, and b has the same size"
 	const pci = "/pci0000:00/0000:00:"
-	prove(t, map[string]proof{
+	must.Each(t, map[string]proof{
 		"a SATA disk is not scsi0": {
 			config:  map[string]string{"scsihw": "virtio-scsi-single", "scsi0": "f:vm-1-disk-0,size=20G", "sata0": "f:vm-1-disk-1,size=10G"},
 			machine: Machine{SystemDisk: "a", Disks: []MachineDisk{{Device: "a", SizeBytes: 10 << 30, BusPath: pci + "07.0/ata1/host0/target0:0:0/0:0:0:0"}, {Device: "b", SizeBytes: 20 << 30}}},
@@ -223,7 +221,7 @@ func TestProveSystemDiskByAddress(t *testing.T) {
 			}},
 			want: "sata0",
 		},
-	})
+	}, checkProof)
 }
 
 type proof struct {
@@ -234,14 +232,12 @@ type proof struct {
 	err     string
 }
 
-func prove(t *testing.T, cases map[string]proof) {
-	must.Each(t, cases, func(t *testing.T, tc proof) {
-		got, err := ProveSystemDisk(VM{ID: 1, Config: tc.config}, tc.machine, tc.slot)
-		if msg := message(err); msg != tc.err {
-			t.Fatalf("error %q, want %q", msg, tc.err)
-		}
-		must.Equal(t, "proved", tc.want, got.Key)
-	})
+func checkProof(t *testing.T, tc proof) {
+	got, err := ProveSystemDisk(VM{ID: 1, Config: tc.config}, tc.machine, tc.slot)
+	if msg := message(err); msg != tc.err {
+		t.Fatalf("error %q, want %q", msg, tc.err)
+	}
+	must.Equal(t, "proved", tc.want, got.Key)
 }
 
 func TestPersistentVolumesAreThoseOfTheVMsOwnDisks(t *testing.T) {
@@ -287,4 +283,221 @@ func TestOptionsAsProxmoxReadsThem(t *testing.T) {
 		must.Equal(t, tc.a+" is "+tc.b, tc.same, SameOptions(a, b))
 		must.Equal(t, tc.b+" is "+tc.a, tc.same, SameOptions(b, a))
 	})
+}
+
+// TestSameVolume: a format that only one of two releases of Talos detects is no difference; everything else is one.
+func TestSameVolume(t *testing.T) {
+	t.Parallel()
+	part := func(format, uuid string) Volume {
+		return Volume{Device: "sdb1", Disk: "sdb", Label: "u-data", PartitionUUID: "P", Format: format, FilesystemUUID: uuid}
+	}
+	whole := func(format, uuid string) Volume {
+		return Volume{Device: "sdb", Disk: "sdb", Format: format, FilesystemUUID: uuid}
+	}
+	type testCase struct {
+		want  Volume
+		talos string
+		have  []Volume
+		lacks bool
+	}
+	must.Each(t, map[string]testCase{
+		"as it was":                        {part("xfs", "f"), "v1.14.1", []Volume{part("xfs", "F")}, false},
+		"another filesystem":               {part("xfs", "f"), "v1.14.1", []Volume{part("xfs", "g")}, true},
+		"no filesystem any more":           {part("xfs", "f"), "v1.14.1", []Volume{part("", "")}, true},
+		"btrfs, newly detected":            {part("", ""), "v1.13.9", []Volume{part("btrfs", "b")}, false},
+		"btrfs where there was xfs":        {part("xfs", "f"), "v1.14.1", []Volume{part("btrfs", "b")}, true},
+		"btrfs of a UUID that is recorded": {part("", "b"), "v1.14.1", []Volume{part("btrfs", "c")}, true},
+		"btrfs of another partition":       {part("", ""), "v1.14.1", []Volume{{Label: "u-data", PartitionUUID: "q", Format: "btrfs", FilesystemUUID: "b"}}, true},
+		"btrfs, no longer detected":        {part("btrfs", "b"), "v1.13.4", []Volume{part("", "")}, false},
+		"btrfs that should be detected":    {part("btrfs", "b"), "v1.13.5", []Volume{part("", "")}, true},
+		"ext4 where nothing was shown":     {part("", ""), "v1.14.1", []Volume{part("ext4", "e")}, true},
+		"a RAID, newly detected":           {part("xfs", "f"), "v1.14.0", []Volume{part("linux_raid_member", "m")}, false},
+		"a RAID of others":                 {part("linux_raid_member", "m"), "v1.14.0", []Volume{part("linux_raid_member", "n")}, true},
+		"a RAID, no longer detected":       {part("linux_raid_member", "m"), "v1.13.9", []Volume{part("xfs", "f")}, false},
+		"a disk of btrfs":                  {whole("btrfs", "b"), "v1.12.6", nil, false},
+		"a disk of btrfs that is gone":     {whole("btrfs", "b"), "v1.13.9", nil, true},
+		"a disk of xfs that is gone":       {whole("xfs", "f"), "v1.12.6", nil, true},
+		"no version":                       {whole("btrfs", "b"), "", nil, true},
+	}, func(t *testing.T, c testCase) {
+		m := Machine{RunningSystem: RunningSystem{TalosVersion: c.talos}, Volumes: c.have}
+		if _, there := m.Find(c.want); (!there && m.Shows(c.want.Format)) != c.lacks {
+			t.Errorf("%+v is missed: %v, found: %v", c.want, !c.lacks, there)
+		}
+	})
+}
+
+func TestPodVolumesAreThoseThatHandlesName(t *testing.T) {
+	t.Parallel()
+	type testCase struct {
+		value, handle string
+		want          bool
+	}
+	must.Each(t, map[string]testCase{
+		"on the host":                {"fast:vm-9999-media,size=1G", "lab/pve1/fast/vm-9999-media", true},
+		"under the VM's own number":  {"fast:vm-9031-disk-7", "lab/pve1/fast/vm-9031-disk-7", true},
+		"on a shared storage":        {"ceph:vm-9999-media", "lab//ceph/vm-9999-media", true},
+		"in a file":                  {"nfs:9999/vm-9999-media.qcow2", "lab//nfs/9999/vm-9999-media.qcow2", true},
+		"on another host":            {"fast:vm-9999-media", "lab/pve2/fast/vm-9999-media", false},
+		"made on another host":       {"ceph:vm-9999-pvc-0b5f", "lab/pve2/ceph/vm-9999-pvc-0b5f", true},
+		"on another storage":         {"slow:vm-9999-media", "lab/pve1/fast/vm-9999-media", false},
+		"another one":                {"fast:vm-9999-media", "lab/pve1/fast/vm-9999-media-2", false},
+		"named so, and of no handle": {"fast:vm-9999-pvc-0b5f", "lab/pve1/fast/vm-9999-pvc-77", false},
+		"a handle that is none":      {"fast:vm-9999-media", "vm-9999-media", false},
+		"a CD drive":                 {"fast:vm-9999-media,media=cdrom", "lab/pve1/fast/vm-9999-media", false},
+	}, func(t *testing.T, c testCase) {
+		vm := VM{ID: 9031, Host: "pve1", Config: map[string]string{"scsi0": "fast:vm-9031-disk-0", "scsi7": c.value}}
+		vm.Pods = vm.PodVolumes([]string{"x/y/z/a", c.handle})
+		disks := must.Get(vm.Disks())(t)
+		d := disks[1]
+		must.Equal(t, d.Volid+" is a pod's", []bool{false, c.want}, []bool{disks[0].CSI(), d.CSI()})
+	})
+}
+
+func TestInitiatorName(t *testing.T) {
+	t.Parallel()
+	const id = "4c4c4544004f5a10805ac7c04f4a3233"
+	for protocol, want := range map[string]string{
+		ISCSI:  "iqn.2017-11.dev.talos:" + id,
+		NVMeoF: "nqn.2017-11.dev.talos:uuid:34633463-3435-3434-3030-346635613130",
+	} {
+		must.Equal(t, string(protocol), want, InitiatorName(protocol, id))
+	}
+	must.Equal(t, "of an unknown machine", "", InitiatorName(ISCSI, ""))
+}
+
+// TestHalfMade: what looks like the rest of a creation is to be deleted only if a delete would free nothing.
+func TestHalfMade(t *testing.T) {
+	t.Parallel()
+	type testCase struct {
+		change  func(*VM)
+		deletes bool
+	}
+	must.Each(t, map[string]testCase{
+		"nothing but its lock": {func(*VM) {}, true},
+		"a drive":              {func(vm *VM) { vm.Config["scsi0"] = "fast:vm-9000-disk-0" }, false},
+		"a detached one":       {func(vm *VM) { vm.Config["unused0"] = "fast:vm-9000-disk-0" }, false},
+		"a snapshot":           {func(vm *VM) { vm.Config["parent"] = "a" }, false},
+		"a saved state":        {func(vm *VM) { vm.Config["vmstate"] = "fast:vm-9000-state-a" }, false},
+		"its power not read":   {func(vm *VM) { vm.Running = true }, true}, // see VMConfig
+		"a template":           {func(vm *VM) { vm.Template = true }, false},
+	}, func(t *testing.T, c testCase) {
+		vm := VM{ID: 9000, Host: "pve1", Lock: "create", Config: map[string]string{"lock": "create"}}
+		c.change(&vm)
+		hint := strings.Join(fault.Hints(HalfMade(vm)), "\n")
+		if strings.Contains(hint, "qm destroy") != c.deletes || !strings.HasPrefix(hint, "pvesh get /nodes/pve1/tasks --source active --vmid 9000 lists") {
+			t.Error(hint)
+		}
+	})
+}
+
+// TestUnlock: the hint looks first, and keeps a saved state.
+func TestUnlock(t *testing.T) {
+	t.Parallel()
+	for lock, want := range map[string]string{
+		"backup":    "pvesh get /nodes/pve1/tasks --source active --vmid 101 lists its tasks that still run; where none does, its task has died, and qm unlock 101 on pve1 takes the lock away",
+		"suspended": "it is suspended: qm resume 101 has it go on; qm unlock 101 throws the saved state away",
+	} {
+		must.Equal(t, lock, want, (VM{ID: 101, Host: "pve1", Lock: lock}).Unlock())
+	}
+}
+
+func TestCDKeyIsFree(t *testing.T) {
+	t.Parallel()
+	config := map[string]string{"ide2": "fast:vm-1-cloudinit,media=cdrom", "ide0": "fast:vm-1-disk-0"}
+	disks := must.Get(VM{Config: config}.Disks())(t)
+	must.Equal(t, "the boot ISO goes into", "ide1", CDKey(config, disks))
+}
+
+func TestRootOnlyIsSorted(t *testing.T) {
+	t.Parallel()
+	if !slices.IsSorted(RootOnly) || !slices.IsSorted(Reassigns) {
+		t.Error("the lists are compared by eye with Proxmox's source: keep them sorted")
+	}
+}
+
+func TestMovedInTheMiddle(t *testing.T) {
+	t.Parallel()
+	at := func(id VMID, host string, running bool) VM {
+		return VM{ID: id, Name: "x", Host: host, Running: running}
+	}
+	away := &HostsAway{Hosts: []AwayHost{{"pve3", "is offline"}}, VMs: []VM{{ID: 101, Host: "pve3"}}}
+	const moved = `it was begun on pve1, and %s was moved since: disks can be handed over on one host only. Bring it back (%s), then run the same command again; nothing was destroyed`
+	type testCase struct {
+		vm   *VM
+		park VM
+		away *HostsAway
+		want string
+	}
+	must.Each(t, map[string]testCase{
+		"both there":                  {vm: new(at(101, "pve1", true)), park: at(9001, "pve1", false)},
+		"deleted":                     {park: at(9001, "pve1", false)},
+		"the VM":                      {vm: new(at(101, "pve2", false)), park: at(9001, "pve1", false), want: fmt.Sprintf(moved, `VM 101 "x" on pve2`, "on pve2: qm migrate 101 pve1")},
+		"a VM that runs":              {vm: new(at(101, "pve2", true)), park: at(9001, "pve1", false), want: fmt.Sprintf(moved, `VM 101 "x" on pve2`, "on pve2: qm migrate 101 pve1 --online --with-local-disks")},
+		"the parking VM":              {vm: new(at(101, "pve1", true)), park: at(9001, "pve2", false), want: fmt.Sprintf(moved, `VM 9001 "x" on pve2`, "on pve2: qm migrate 9001 pve1")},
+		"deleted, and the parking VM": {park: at(9001, "pve2", false), want: fmt.Sprintf(moved, `VM 9001 "x" on pve2`, "on pve2: qm migrate 9001 pve1")},
+		"both": {
+			vm: new(at(101, "pve2", false)), park: at(9001, "pve2", false),
+			want: fmt.Sprintf(moved, `VM 101 "x" on pve2 and VM 9001 "x" on pve2`, "on pve2: qm migrate 101 pve1; on pve2: qm migrate 9001 pve1"),
+		},
+		"to a host that is down": {park: at(9001, "pve1", false), away: away, want: "VM 101 is on pve3, and Proxmox host pve3 is offline: bring pve3 back first; nothing was destroyed"},
+		"deleted while another host is down": {
+			park: at(9001, "pve1", false), away: &HostsAway{Hosts: away.Hosts, VMs: []VM{{ID: 102, Host: "pve3"}}},
+		},
+	}, func(t *testing.T, tc testCase) {
+		must.Equal(t, "got", tc.want, OnOtherHosts(tc.vm, tc.park, "pve1", tc.away, 101))
+	})
+}
+
+// quorum answers for the hosts of a Proxmox cluster.
+type quorum struct {
+	HostReader
+	has bool
+	err error
+}
+
+func (q quorum) Quorate(context.Context) (bool, error) { return q.has, q.err }
+
+func TestRequireQuorum(t *testing.T) {
+	t.Parallel()
+	silent := errors.New("no answer")
+	must.Pass(t, RequireQuorum(t.Context(), quorum{has: true}))
+	must.FailAs(t, RequireQuorum(t.Context(), quorum{}), fault.Refused)
+	must.FailIs(t, RequireQuorum(t.Context(), quorum{has: true, err: silent}), silent)
+}
+
+func TestRequireRemakeable(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		config  map[string]string
+		refused bool
+	}{
+		"what a token may set":   {map[string]string{"memory": "4096", "scsi0": "fast:vm-1-disk-0", "arch": "x86_64"}, false},
+		"only root may set":      {map[string]string{"args": "-S"}, true},
+		"another's architecture": {map[string]string{"arch": "aarch64"}, true},
+		"a device of the host":   {map[string]string{"serial0": "/dev/ttyS0"}, true},
+	} {
+		if err := RequireRemakeable(VM{ID: 1, Config: c.config}, "x86_64"); (fault.KindOf(err) == fault.Refused) != c.refused || (err != nil) != c.refused {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+// TestRequireBooted: one difference from the build is enough.
+func TestRequireBooted(t *testing.T) {
+	t.Parallel()
+	b := Build{TalosVersion: "v1.13.9", SchematicID: "id", LockHash: "sha256-lock", Arch: "amd64", Platform: "nocloud"}
+	for name, c := range map[string]struct {
+		change   func(*RunningSystem)
+		problems int
+	}{
+		"as built":           {func(*RunningSystem) {}, 0},
+		"another lock":       {func(m *RunningSystem) { m.Schematic.YAML = "recast.lock=sha256-other" }, 1},
+		"another schematic":  {func(m *RunningSystem) { m.Schematic.ID = "other" }, 1},
+		"another Talos":      {func(m *RunningSystem) { m.TalosVersion = "v1.13.8" }, 1},
+		"for other machines": {func(m *RunningSystem) { m.Arch, m.Platform = "arm64", "metal" }, 2},
+	} {
+		m := RunningSystem{TalosVersion: "v1.13.9", Arch: "amd64", Platform: "nocloud", Schematic: SchematicEntry{ID: "id", YAML: "recast.lock=sha256-lock"}}
+		c.change(&m)
+		must.Equal(t, name+": problems", c.problems, len(b.CheckBooted(m)))
+	}
 }

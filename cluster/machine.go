@@ -10,7 +10,9 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"net"
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -36,7 +38,7 @@ type Machine struct {
 	PoolMembers    []PoolMember // of LVM and ZFS, on drives and elsewhere
 	InstallImage   string       // machine.install.image or UnattendedInstallConfig; "" when it can't be read
 	Configs        Configs      // none while it has no configuration, or hides its configuration
-	ConfigHidden   bool         // see ComparedMachine
+	ConfigHidden   bool         // our talosconfig has only the role os:reader, which hides its configuration and which system it would start next
 	Encryption     []Encryption
 	Remembered     bool             // the machine does not answer: this was recorded earlier, without its system disk
 	Addresses      []MachineAddress // present addresses; see AddressesPart
@@ -69,49 +71,10 @@ type RunningSystem struct {
 // MachineIdentity identifies a machine.
 type MachineIdentity struct{ UUID, Nodename string }
 
-// BootedMachine is a machine in one of its boots.
-type BootedMachine struct {
-	MachineStanding
-	RunningSystem
-	BootID string
-}
-
 // BlankMachine is a machine in maintenance mode.
 type BlankMachine struct {
 	Machine
 	Fingerprint string // of the certificate that it presented, as talosctl apply-config --cert-fingerprint takes it
-}
-
-// ComparedMachine is the part of a machine that Diff compares.
-type ComparedMachine struct {
-	MachineStanding
-	RunningSystem
-	Disks      []MachineDisk // none of them counts as blank
-	SystemDisk string
-	// VolumeStatuses lack what is on which disk.
-	VolumeStatuses []VolumeStatus
-	InstallImage   string
-	Configs        Configs
-	ConfigHidden   bool // our talosconfig has only the role os:reader, which hides its configuration and which system it would start next
-	Encryption     []Encryption
-}
-
-// Machine returns m for Diff; the rest of the machine is unknown.
-func (m ComparedMachine) Machine() Machine {
-	return Machine{
-		MachineStanding: m.MachineStanding, RunningSystem: m.RunningSystem, Disks: m.Disks, SystemDisk: m.SystemDisk, VolumeStatuses: m.VolumeStatuses,
-		InstallImage: m.InstallImage, Configs: m.Configs, ConfigHidden: m.ConfigHidden, Encryption: m.Encryption,
-	}
-}
-
-// Booted returns the part of m that ReadBooted reads.
-func (m Machine) Booted() BootedMachine {
-	return BootedMachine{m.MachineStanding, m.RunningSystem, m.BootID}
-}
-
-// Compared returns the part of m that ReadCompared reads.
-func (m Machine) Compared() ComparedMachine {
-	return ComparedMachine{m.MachineStanding, m.RunningSystem, m.Disks, m.SystemDisk, m.VolumeStatuses, m.InstallImage, m.Configs, m.ConfigHidden, m.Encryption}
 }
 
 // StandsIn is the beginning of the text of Standing.
@@ -139,8 +102,7 @@ func (b Build) CheckBooted(m RunningSystem) (problems []error) {
 	return problems
 }
 
-// InstallsApart says whether the machine's Talos has an API that installs without a reboot (LifecycleService, since
-// 1.13).
+// InstallsApart: the machine's Talos has an API that installs without a reboot (LifecycleService, since 1.13).
 func (m RunningSystem) InstallsApart() bool {
 	major, minor, _ := strings.Cut(strings.TrimPrefix(m.TalosVersion, "v"), ".")
 	minor, _, _ = strings.Cut(minor, ".")
@@ -151,9 +113,8 @@ func (m RunningSystem) InstallsApart() bool {
 // Installable says whether the machine would install Talos on a disk that its configuration selects.
 func (m Machine) Installable() bool { return m.FromISO || m.SystemDisk == "" }
 
-// PendingReboot says whether the installed system differs from the running one. The entry that a machine says it
-// booted may be the entry of the previous boot: after a kexec Talos knows the new entry only if the kernel could
-// write an EFI variable (controllers/runtime/booted_entry.go). So the running version is compared too.
+// PendingReboot says whether the installed system differs from the running one. The entry that it says it booted may be
+// the previous boot's after a kexec (controllers/runtime/booted_entry.go), so the running version is compared too.
 func (m RunningSystem) PendingReboot() bool {
 	if m.NextBoot == "" || m.BootEntry == "" || m.NextBoot == m.BootEntry {
 		return false
@@ -176,8 +137,7 @@ type Booted struct {
 	Gone   string `json:"gone,omitempty"`  // NextBoot that an earlier system disk has left
 }
 
-// Corrected returns m with the entries that the Node's machine really runs and boots next. bootID is "" if it was not
-// read.
+// Corrected returns m with the entries that the Node's machine really runs and boots next. bootID "" was not read.
 func (k KubeNode) Corrected(m RunningSystem, bootID string) RunningSystem {
 	if gone := k.Booted.Gone; gone != "" && m.NextBoot == gone && (k.Mark == nil || !k.Mark.Installed) {
 		m.NextBoot = ""
@@ -191,9 +151,8 @@ func (k KubeNode) Corrected(m RunningSystem, bootID string) RunningSystem {
 	return m
 }
 
-// BlankAddress says how the node's machine will have addr when it boots from a build's ISO with nothing on its system
-// disk: see reachBlank.
-func BlankAddress(addr netip.Addr, vm VM, m Machine, b Build) (set *BlankSetting, against AddressObstacle) {
+// BlankAddress says how the machine will have addr when it boots with nothing on its system disk: see reachBlank.
+func BlankAddress(addr netip.Addr, vm VM, m Machine, b Build) (set *BlankSetting, against Obstacle) {
 	blank := blankVM{ID: int(vm.ID), Config: vm.Config, Platform: b.Platform, KernelArgs: b.KernelArgs, NoNetwork: vm.WithoutCustom("network")}
 	disks, _ := vm.Disks() // an unreadable drive is refused elsewhere
 	for _, d := range disks {
@@ -207,8 +166,7 @@ func BlankAddress(addr netip.Addr, vm VM, m Machine, b Build) (set *BlankSetting
 	return reachBlank(addr, m.Addresses, blank)
 }
 
-// InstallDisk returns the disk that the machine runs from, to name it in the machine's configuration. It returns the
-// zero value if the disk is not known, or has no serial, WWID or bus path.
+// InstallDisk is the machine's disk, to name it in a configuration; zero if it is unknown, or has no name or address.
 func (m Machine) InstallDisk() MachineDisk {
 	d, _ := Find(m.Disks, func(d MachineDisk) bool { return d.Device == m.SystemDisk })
 	if d.Serial+d.WWID+d.BusPath == "" {
@@ -234,8 +192,8 @@ type MachineFile struct {
 	Link      string // target of a symbolic link
 }
 
-// ConfigFile is a node's file of talos.machineConfigs beside the machine
-// configuration that the node runs. It shows no secret.
+// ConfigFile is a node's file of talos.machineConfigs beside the machine configuration that the node runs. It shows no
+// secret.
 type ConfigFile struct {
 	// Hash is a SHA-256 of what the file says, whatever its order, comments and style.
 	Hash string `json:"sha256"`
@@ -260,13 +218,11 @@ type ConfigFile struct {
 // Differs says whether the node does not run what the file says.
 func (f ConfigFile) Differs() bool { return len(f.Changes) > 0 || f.Pending }
 
-// Configs are a machine's configurations, all documents as they are stored. Stored and Active differ while a
-// configuration is on trial, or waits for a reboot.
+// Configs are a machine's configurations as stored. They differ while one is on trial, or waits for a reboot.
 type Configs struct {
 	Stored Secret // for the next boot
 	Active Secret // that it runs
-	// Booted says that no configuration was stored since the machine booted: the machine shows only the
-	// configuration that it runs, which may be on trial.
+	// Booted: none was stored since the machine booted. It shows only the one that it runs, which may be on trial.
 	Booted bool
 }
 
@@ -299,31 +255,25 @@ type FoundFile struct {
 	Identity []string // what would make the node another node, or a node of another cluster
 	// Beside says with what the file of a machine without a configuration was compared: the node whose
 	// configuration was used, or Talosconfig; "": with nothing.
-	Beside string
-	// Names is the other node of recast.yaml whose name the file gives its machine; "": no other node's.
-	Names string
-	Omni  bool // the file joins the machine to Omni
-	// Encryption says how the file encrypts volumes, if it differs from what the node runs.
-	Encryption []Encryption
-	Err        error // why the file can't be used, or can't be compared with what the node runs
+	Beside     string
+	Names      string       // the other node of recast.yaml whose name the file gives its machine; "": no other node's
+	Omni       bool         // the file joins the machine to Omni
+	Encryption []Encryption // how the file encrypts volumes, if it differs from what the node runs
+	Err        error        // why the file can't be used, or can't be compared with what the node runs
 	// Volumes are those that the file defines; nil where the node has none yet, or the file says what the node runs.
-	Volumes []ConfigVolume
-	// Selectors are what the file selects on the machine, if it differs from what the node runs.
-	Selectors []DiskSelector
+	Volumes   []ConfigVolume
+	Selectors []DiskSelector // what the file selects on the machine, if it differs from what the node runs
 }
 
-// Talosconfig stands for a node where no node shows a configuration. Then only the CA of Talos in a file was
-// compared, with the CA that the talosconfig trusts.
-const Talosconfig = "the talosconfig"
+const (
+	// Talosconfig stands for a node where none shows a configuration: only the CA of Talos was compared.
+	Talosconfig = "the talosconfig"
+	// NodeRole and TalosCA are parts of a node's identity.
+	NodeRole = "the node's role"
+	TalosCA  = "the CA of Talos"
+)
 
-// NodeRole is the node's role as part of its identity.
-const NodeRole = "the node's role"
-
-// TalosCA is the CA of Talos as part of a node's identity.
-const TalosCA = "the CA of Talos"
-
-// NeutralPatch sets the fields that recast sets to the same values in every configuration, so that no two
-// configurations differ by these fields.
+// NeutralPatch sets what recast sets to the same values in every configuration, so that none differ by that.
 var NeutralPatch = ConfigPatch{Installer: "recast.invalid/installer@sha256:" + strings.Repeat("0", 64), Disk: MachineDisk{Serial: "recast"}, Hostname: "recast"}
 
 // Text returns the hash of a configuration's content.
@@ -335,8 +285,7 @@ func Text(text Secret) (string, error) {
 	return docs.Hash(), nil
 }
 
-// OfTypeInit says whether a configuration is of machine.type init. It is false for a configuration that can't be
-// read: Talos refuses it.
+// OfTypeInit: the configuration is of machine.type init. Talos refuses one that can't be read.
 func OfTypeInit(text Secret) bool {
 	docs, err := config.Parse(text)
 	return err == nil && docs.TypeInit()
@@ -353,14 +302,12 @@ func (f *ConfigFile) HashOf() (file, runs string) {
 // ErrConfigDamaged says that the machine configuration in a journal does not match the checksum in the record.
 var ErrConfigDamaged = errors.New("the machine configuration in the journal is damaged")
 
-// ConfigSum is the SHA-256 of a machine configuration, in hex.
 func ConfigSum(config []byte) string {
 	sum := sha256.Sum256(config)
 	return hex.EncodeToString(sum[:])
 }
 
-// ConfigVolume is one volume that holds data, as the Talos that reads a machine configuration understands it,
-// whichever document names the volume, and even if no document does.
+// ConfigVolume is a volume with data, as a configuration's Talos understands it, whether a document names it or not.
 type ConfigVolume struct {
 	ID         string // as in VolumeStatus
 	Document   string // what defines it, or would: "UserVolumeConfig data", "VolumeConfig ETCD", "machine.disks /dev/sdb"
@@ -396,4 +343,361 @@ func (e VolumeEncryption) Opens(was VolumeEncryption, slot *int) bool {
 		}
 	}
 	return true
+}
+
+// MachineParts are parts of a [Machine]. Each costs its own requests to Talos.
+type MachineParts uint
+
+// The parts.
+const (
+	UUIDPart          MachineParts = 1 << iota
+	StandingPart                   // Stage, Ready and Unmet
+	VersionPart                    // TalosVersion, Arch and Platform
+	NodenamePart                   // Nodename
+	HostnamePart                   // Hostname
+	TypePart                       // ControlPlane and TypeInit
+	BootIDPart                     // BootID
+	SystemPart                     // the rest of RunningSystem
+	DisksPart                      // Disks, SystemDisk and VolumeStatuses, without what is on which disk
+	VolumesPart                    // all that DisksPart has, what is on each disk, Volumes, PoolMembers and FromImage
+	ConfigPart                     // InstallImage, Configs and Encryption; it is an error if our talosconfig may not read them
+	VisibleConfigPart              // ConfigPart, or ConfigHidden
+	AddressesPart                  // Addresses
+	// IfReady limits the read to UUIDPart and StandingPart if the machine is not running and ready.
+	IfReady
+
+	standingParts = UUIDPart | StandingPart
+	bootedParts   = standingParts | VersionPart | BootIDPart | SystemPart
+	comparedParts = standingParts | VersionPart | SystemPart | DisksPart | VisibleConfigPart
+	// WholeMachine is all parts.
+	WholeMachine = bootedParts | NodenamePart | HostnamePart | TypePart | VolumesPart | ConfigPart | AddressesPart
+	// planParts are the parts that a plan needs of a machine that it leaves as it is.
+	planParts = comparedParts | TypePart | BootIDPart
+	// leftParts are the parts that planParts lacks, and which machine and boot they are of.
+	leftParts = UUIDPart | NodenamePart | HostnamePart | BootIDPart | VolumesPart | AddressesPart
+)
+
+// PartReader reads parts of a configured machine.
+type PartReader interface {
+	// ReadParts leaves other parts unset; readiness is never newer than they. A refused certificate is an error, too.
+	ReadParts(ctx context.Context, addr netip.Addr, parts MachineParts) (Machine, error)
+}
+
+// ReadMachine reads all that a configured machine says about itself.
+func ReadMachine(ctx context.Context, talos PartReader, addr netip.Addr) (Machine, error) {
+	return talos.ReadParts(ctx, addr, WholeMachine)
+}
+
+// ReadStanding reads whether a machine is running and ready, and what is missing.
+func ReadStanding(ctx context.Context, talos PartReader, addr netip.Addr) (MachineStanding, error) {
+	m, err := talos.ReadParts(ctx, addr, standingParts)
+	return m.MachineStanding, err
+}
+
+// ReadIdentity reads which machine a configured machine is.
+func ReadIdentity(ctx context.Context, talos PartReader, addr netip.Addr) (MachineIdentity, error) {
+	m, err := talos.ReadParts(ctx, addr, UUIDPart|NodenamePart)
+	return MachineIdentity{UUID: m.UUID, Nodename: m.Nodename}, err
+}
+
+// ReadBooted reads what ReadStanding reads, which system is booted, in which boot, and which system would boot next.
+func ReadBooted(ctx context.Context, talos PartReader, addr netip.Addr) (Machine, error) {
+	return talos.ReadParts(ctx, addr, bootedParts)
+}
+
+// ReadArrived reads what ReadBooted reads if the machine is running and ready, else only what ReadStanding reads.
+func ReadArrived(ctx context.Context, talos PartReader, addr netip.Addr) (Machine, error) {
+	return talos.ReadParts(ctx, addr, bootedParts|IfReady)
+}
+
+// ReadArrivedWhole is ReadMachine without addresses if the machine is running and ready, else ReadStanding.
+func ReadArrivedWhole(ctx context.Context, talos PartReader, addr netip.Addr) (Machine, error) {
+	return talos.ReadParts(ctx, addr, WholeMachine&^AddressesPart|IfReady)
+}
+
+// ReadCompared reads what Diff compares, with half as many requests as ReadMachine.
+func ReadCompared(ctx context.Context, talos PartReader, addr netip.Addr) (Machine, error) {
+	return talos.ReadParts(ctx, addr, comparedParts)
+}
+
+// ReadForPlan reads the parts that a plan needs of a machine that it leaves as it is. Complete reads the rest.
+func ReadForPlan(ctx context.Context, talos PartReader, addr netip.Addr) (Machine, error) {
+	return talos.ReadParts(ctx, addr, planParts)
+}
+
+// Complete reads what ReadForPlan leaves out; all again of a restarted, other, or hiding machine.
+func (m Machine) Complete(ctx context.Context, talos PartReader, addr netip.Addr) (Machine, error) {
+	rest, err := talos.ReadParts(ctx, addr, leftParts)
+	if err != nil {
+		return Machine{}, err
+	}
+	if m.ConfigHidden || rest.BootID != m.BootID || rest.UUID != m.UUID {
+		return ReadMachine(ctx, talos, addr)
+	}
+	m.Hostname, m.Nodename = rest.Hostname, rest.Nodename
+	m.FromImage, m.Disks, m.SystemDisk, m.Addresses = rest.FromImage, rest.Disks, rest.SystemDisk, rest.Addresses
+	m.Volumes, m.VolumeStatuses, m.PoolMembers = rest.Volumes, rest.VolumeStatuses, rest.PoolMembers
+	return m, nil
+}
+
+// MachineAddress is an address of a machine, as its Talos shows it.
+type MachineAddress struct {
+	Prefix  netip.Prefix
+	Link    string       // "eth0"
+	Kind    string       // of the link: "vlan", "bond", …; "" for a network card
+	MAC     string       // of a network card
+	Layer   AddressLayer // of Talos' network configuration that the address comes from
+	Lease   AddressLease // of an address of layer Operator
+	Gateway netip.Addr   // of the default route over the link; invalid: there is none
+}
+
+// AddressLayer is where in Talos' network configuration an address comes from (resources/network/configlayer.go).
+type AddressLayer string
+
+// The layers. LayerKernel is not a layer of Talos: no part of Talos asked for the address.
+const (
+	LayerKernel        AddressLayer = ""
+	LayerCmdline       AddressLayer = "cmdline"
+	LayerPlatform      AddressLayer = "platform"
+	LayerOperator      AddressLayer = "operator"
+	LayerConfiguration AddressLayer = "configuration"
+)
+
+// AddressLease says how an address of layer operator was obtained.
+type AddressLease struct {
+	Operator string // "dhcp4", "dhcp6", "vip"; "": unknown
+	DUID     bool   // the machine identifies itself to the DHCP server by a DUID of its configuration
+}
+
+// blankVM is a VM that will boot with nothing on its system disk.
+type blankVM struct {
+	ID         int
+	Config     map[string]string // of the VM, as Proxmox has it
+	CloudInit  string            // key of its cloud-init drive; "": it has none
+	Storage    string            // for a new cloud-init drive
+	Platform   string            // of the boot ISO: "nocloud", "metal"
+	KernelArgs []string          // that its schematic adds
+	NoNetwork  string            // the command that takes network= out of cicustom
+}
+
+// BlankSetting is a setting that a VM must have for the blank boot.
+type BlankSetting struct{ Key, Value string }
+
+func obstacle(format string, args ...any) Obstacle {
+	return Obstacle{Text: fmt.Sprintf(format, args...)}
+}
+
+// reachBlank says how the blank machine will have addr, one of the machine's present addresses: by itself if set is
+// nil, else with that setting of the VM. against says why the machine will not have addr; zero: it will.
+func reachBlank(addr netip.Addr, all []MachineAddress, b blankVM) (set *BlankSetting, against Obstacle) {
+	i := slices.IndexFunc(all, func(a MachineAddress) bool { return a.Prefix.Addr() == addr })
+	if i < 0 {
+		return nil, obstacle("Talos does not show where its address %s comes from (talosctl -n %s get addresses), so whether a blank machine would have it can't be determined: use in-place", addr, addr)
+	}
+	a := all[i]
+	card := b.card(a.MAC)
+	switch {
+	case a.Layer == LayerOperator && a.Lease.Operator == "vip":
+		return nil, obstacle("its address %s is a virtual one, which any control plane may take: have the kubelet register another (machine.kubelet.nodeIP.validSubnets), then run the same command again", addr)
+	case a.Kind != "":
+		return nil, a.unmade()
+	case card == "":
+		return nil, obstacle("its address %s is on %s with MAC %s, which none of the VM's network cards has: look at netN of VM %d", addr, a.Link, a.MAC, b.ID)
+	}
+	switch a.Layer {
+	case LayerOperator:
+		return b.leased(a, card)
+	case LayerPlatform, LayerConfiguration:
+		return b.given(a, card)
+	case LayerCmdline:
+		return nil, b.argued(a)
+	case LayerKernel:
+		return nil, a.announced()
+	}
+	return nil, obstacle("its address %s is of layer %s, which says nothing of a blank machine: use in-place", addr, a.Layer)
+}
+
+// unmade says why a blank machine has no address on a link that only the configuration makes.
+func (a MachineAddress) unmade() Obstacle {
+	text := fmt.Sprintf("its address %s is on %s (%s), a link that only its machine configuration makes, so a blank machine would not have it: ", a.Prefix.Addr(), a.Link, a.Kind)
+	switch a.Kind {
+	case "vlan":
+		return Obstacle{Text: text + "have Proxmox tag the VM's network card instead (tag= of netN), and give the address to the card itself, or use in-place"}
+	case "bond":
+		return Obstacle{Text: text + "have the Proxmox host make the bond below its bridge, and give the address to the VM's network card itself, or use in-place"}
+	}
+	return Obstacle{Text: text + "give the address to the VM's network card itself, or use in-place"}
+}
+
+// leased handles DHCP, which Talos asks on every unconfigured card, also in maintenance mode (operator_config.go).
+func (b blankVM) leased(a MachineAddress, card string) (*BlankSetting, Obstacle) {
+	switch {
+	case a.Lease.Operator != "dhcp4":
+		return nil, obstacle("its address %s comes from %s, which a blank machine does not ask: have DHCPv4 give it its address, or use in-place", a.Prefix.Addr(), cmp.Or(a.Lease.Operator, "nothing that Talos names"))
+	case a.Lease.DUID:
+		return nil, obstacle("its address %s is leased to the DUID of its machine configuration, which a blank machine does not have: reserve it for MAC %s in DHCP and take clientIdentifier out of DHCPv4Config, or use in-place", a.Prefix.Addr(), a.MAC)
+	}
+	// Talos does not request an address by itself for a card that the drive configures.
+	if given := b.Config["ipconfig"+card]; b.readsDrive() && given != "" && option(given, "ip") != "dhcp" {
+		return &BlankSetting{"ipconfig" + card, ipconfig(given, "ip", "dhcp", "gw", "")}, Obstacle{}
+	}
+	return nil, Obstacle{}
+}
+
+// given handles an address from the configuration, or the platform, which Talos copies to the system disk.
+func (b blankVM) given(a MachineAddress, card string) (*BlankSetting, Obstacle) {
+	addr, key := a.Prefix.Addr(), "ipconfig"+card
+	ip, gw := "ip", "gw"
+	if addr.Is6() {
+		ip, gw = "ip6", "gw6"
+	}
+	if was, err := netip.ParsePrefix(option(b.Config[key], ip)); err == nil && was.Addr() == addr && b.readsDrive() {
+		return nil, Obstacle{}
+	}
+	gateway, err := a.gateway()
+	value := ipconfig(b.Config[key], ip, a.Prefix.String(), gw, gateway)
+	if against := b.untold(a, key, value); against.Text != "" || err.Text != "" {
+		return nil, cmp.Or(against, err)
+	}
+	return &BlankSetting{key, value}, Obstacle{}
+}
+
+func (a MachineAddress) gateway() (string, Obstacle) {
+	addr := a.Prefix.Addr()
+	switch {
+	case !a.Gateway.IsValid() || a.Gateway.Is6() != addr.Is6():
+		return "", Obstacle{}
+	case a.Prefix.Contains(a.Gateway), addr.Is6():
+		return a.Gateway.String(), Obstacle{}
+	}
+	// nocloud's format has no route to such a gateway
+	return "", obstacle("its gateway %s is not in the network of its address %s, which a cloud-init drive can't tell a blank machine: reserve the address for MAC %s in DHCP and have the machine configuration say dhcp: true there, or use in-place", a.Gateway, a.Prefix, a.MAC)
+}
+
+// untold says why the VM's cloud-init drive would not give the blank machine the setting with its address.
+func (b blankVM) untold(a MachineAddress, key, value string) (o Obstacle) {
+	var first []string
+	if b.Platform != "nocloud" {
+		o.Config = "images.platform: nocloud"
+		first = append(first, "set images.platform to nocloud, then recast lock: recast then has the VM's cloud-init drive tell the blank machine its address")
+	}
+	custom, lasting := b.Config["cicustom"], ""
+	if a.Layer == LayerPlatform { // nothing else has the address once the system disk is replaced
+		lasting = fmt.Sprintf(" --%s %s", key, value)
+	}
+	switch {
+	case b.CloudInit == "":
+		o.Command = fmt.Sprintf("qm set %d --%s %s:cloudinit", b.ID, b.freeDrive(), b.Storage) + lasting
+		first = append(first, fmt.Sprintf("give the VM a cloud-init drive (%s)", o.Command))
+	case strings.Contains(","+custom, ",network="):
+		o.Command = b.NoNetwork + lasting
+		first = append(first, fmt.Sprintf("take the network= part out of cicustom (%s)", custom))
+	case b.otherFormat():
+		o.Command = fmt.Sprintf("qm set %d --citype nocloud", b.ID)
+		first = append(first, fmt.Sprintf("set citype of VM %d to nocloud (%s)", b.ID, o.Command))
+	}
+	if len(first) == 0 {
+		return Obstacle{}
+	}
+	where := "its machine configuration alone"
+	if a.Layer == LayerPlatform {
+		where = "a copy on its system disk alone"
+	}
+	o.Text = fmt.Sprintf("its address %s (%s) is in %s, so a blank machine would not have it: %s; or reserve it for MAC %s in DHCP and have the machine configuration say dhcp: true there; or use in-place",
+		a.Prefix.Addr(), a.Link, where, strings.Join(first, ", and "), a.MAC)
+	return o
+}
+
+// argued handles an address from a kernel argument. Kernel arguments are part of an image.
+func (b blankVM) argued(a MachineAddress) Obstacle {
+	for _, arg := range b.KernelArgs {
+		if rest, ok := strings.CutPrefix(arg, "ip="); ok {
+			rest = strings.NewReplacer("[", "", "]", "").Replace(rest)
+			if rest == a.Prefix.Addr().String() || strings.HasPrefix(rest, a.Prefix.Addr().String()+":") {
+				return Obstacle{}
+			}
+		}
+	}
+	return obstacle("its address %s is one of a kernel argument ip= that the schematic does not have, so a blank machine would not have it: have DHCP or the machine configuration give it its address, and roll in-place once", a.Prefix.Addr())
+}
+
+// announced handles an address from a router advertisement, which stays the same if it is made from the card's MAC.
+func (a MachineAddress) announced() Obstacle {
+	if a.Prefix.Addr().Is6() && a.Prefix.Addr() == eui64(a.Prefix, a.MAC) {
+		return Obstacle{}
+	}
+	return obstacle("its address %s comes from nothing that Talos knows of and is not made of MAC %s, so whether a blank machine would have it can't be determined: use in-place", a.Prefix.Addr(), a.MAC)
+}
+
+// card returns the number of the VM's network card with that MAC; "" if no card has it.
+func (b blankVM) card(mac string) string {
+	for key, value := range b.Config {
+		n, ok := strings.CutPrefix(key, "net")
+		if _, err := strconv.Atoi(n); !ok || err != nil {
+			continue
+		}
+		for option := range strings.SplitSeq(value, ",") {
+			// "virtio=BC:24:11:00:00:01": the model has the MAC, or macaddr does.
+			if _, is, _ := strings.Cut(option, "="); mac != "" && strings.EqualFold(is, mac) {
+				return n
+			}
+		}
+	}
+	return ""
+}
+
+// readsDrive says whether the boot ISO takes its network from the VM's ipconfigN.
+func (b blankVM) readsDrive() bool {
+	return b.Platform == "nocloud" && b.CloudInit != "" && !b.otherFormat() && !strings.Contains(","+b.Config["cicustom"], ",network=")
+}
+
+// otherFormat: the drive is not in nocloud's format, as by default for Windows (Cloudinit.pm, get_cloudinit_format).
+func (b blankVM) otherFormat() bool {
+	if citype := b.Config["citype"]; citype != "" {
+		return citype != "nocloud"
+	}
+	return strings.HasPrefix(b.Config["ostype"], "w")
+}
+
+// freeDrive returns the key of an unused SCSI drive of the VM: Proxmox can hot-plug a SCSI drive, but not an IDE drive.
+func (b blankVM) freeDrive() string {
+	for n := 30; n > 0; n-- {
+		if key := fmt.Sprintf("scsi%d", n); b.Config[key] == "" {
+			return key
+		}
+	}
+	return "scsi0"
+}
+
+func option(value, name string) string {
+	for part := range strings.SplitSeq(value, ",") {
+		if is, ok := strings.CutPrefix(part, name+"="); ok {
+			return is
+		}
+	}
+	return ""
+}
+
+// ipconfig returns an ipconfigN with this address and gateway of one IP version, and the other's settings.
+func ipconfig(old, ip, address, gw, gateway string) string {
+	parts := slices.DeleteFunc(strings.Split(old, ","), func(part string) bool {
+		name, _, _ := strings.Cut(part, "=")
+		return name == "" || name == ip || name == gw
+	})
+	parts = append(parts, ip+"="+address)
+	if gateway != "" {
+		parts = append(parts, gw+"="+gateway)
+	}
+	slices.Sort(parts)
+	return strings.Join(parts, ",")
+}
+
+func eui64(network netip.Prefix, mac string) netip.Addr {
+	hw, err := net.ParseMAC(mac)
+	if err != nil || len(hw) != 6 || network.Bits() > 64 {
+		return netip.Addr{}
+	}
+	b := network.Masked().Addr().As16()
+	copy(b[8:], []byte{hw[0] ^ 2, hw[1], hw[2], 0xff, 0xfe, hw[3], hw[4], hw[5]})
+	return netip.AddrFrom16(b)
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 )
@@ -48,7 +49,6 @@ type VMState struct {
 	HA         bool
 }
 
-// State returns the VM without its configuration.
 func (vm VM) State() VMState {
 	return VMState{ID: vm.ID, Name: vm.Name, Host: vm.Host, Running: vm.Running, QMP: vm.QMP, HA: vm.HA}
 }
@@ -65,22 +65,18 @@ func (c Container) String() string { return fmt.Sprintf("container %d %q on %s",
 
 // Ties is what Proxmox keeps for a VM outside of its configuration.
 type Ties struct {
-	// Firewall is deleted with the VM, and given to the new VM.
-	Firewall FirewallConfig
-	// Dropped says in words what else is deleted with the VM, and can't be given to a new VM.
-	Dropped   []string
-	ACL       []ACLEntry // on the VM itself, as far as our token sees them; deleted with it
+	Firewall  FirewallConfig // deleted with the VM, and given to the new VM
+	Dropped   []string       // in words what else is deleted with the VM, and can't be given to a new VM
+	ACL       []ACLEntry     // on the VM itself, as far as our token sees them; deleted with it
 	Jobs      []ReplicationJob
 	VNets     []VNet      // its networks other than the hosts' own bridges
 	Snapshots []string    // by name
 	Busy      []string    // backups that run or are due within BusyWithin, and replications that run; in words
 	HA        *HAResource // nil: not managed
-	// Tags are the VM's tags that our token can't set on a new VM.
-	Tags []string
+	Tags      []string    // the VM's tags that our token can't set on a new VM
 	// HostArch is the architecture of the VM's host, as a VM's arch names it, if the VM has that setting; "": unknown.
 	HostArch string
-	// Snippets are the files in the VM's cicustom that our token sees, by volid.
-	Snippets []string
+	Snippets []string // the files in the VM's cicustom that our token sees, by volid
 }
 
 // VNet is a network of Proxmox' SDN, or a bridge whose name is unlike those of the hosts' own bridges.
@@ -199,8 +195,7 @@ type Volume struct {
 	Mount           string // where Talos mounts it: "/var", "/var/mnt/data"; "" for nowhere, or unknown
 }
 
-// Talos' formats for members of an LVM volume group or of a ZFS pool that it finds on a disk
-// (go-blockdevice, blkid/internal/filesystems).
+// Talos' formats for members of LVM volume groups and ZFS pools (go-blockdevice, blkid/internal/filesystems).
 const (
 	FormatLVM = "lvm2-pv"
 	FormatZFS = "zfs"
@@ -349,4 +344,35 @@ const (
 type Endpoint struct {
 	Node string
 	Addr netip.Addr
+}
+
+// Each applies of to each value and returns the results; nil if there are no values.
+func Each[T, R any](values []T, of func(T) R) (out []R) {
+	for _, v := range values {
+		out = append(out, of(v))
+	}
+	return out
+}
+
+// Where returns the values for which is returns true; nil if there are none.
+func Where[T any](values []T, is func(T) bool) (out []T) {
+	for _, v := range values {
+		if is(v) {
+			out = append(out, v)
+		}
+	}
+	return out
+}
+
+func TrueFirst(a, b bool) int {
+	rank := map[bool]int{true: 0, false: 1}
+	return rank[a] - rank[b]
+}
+
+// Find returns the first value for which is returns true; ok is false if there is none.
+func Find[T any](values []T, is func(T) bool) (found T, ok bool) {
+	if i := slices.IndexFunc(values, is); i >= 0 {
+		return values[i], true
+	}
+	return found, false
 }

@@ -1,48 +1,41 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
+	"fmt"
 	"io"
 	"net/netip"
+	"net/url"
+	"strings"
 	"time"
 
 	"github.com/recast-sh/recast/cluster/replica"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/wait"
 )
 
-// ErrNotFound says that what was asked for does not exist: a VM, a Node, a volume. Adapters wrap
-// it, and only for a clear answer of the server.
-var ErrNotFound = errors.New("not found")
-
-// ErrChanged says that a VM's configuration no longer has the given digest.
-var ErrChanged = errors.New("changed by someone else")
-
-// ErrLocked says that nothing was done because another task has locked a VM's configuration.
-var ErrLocked = errors.New("locked by someone's task")
-
-// ErrStorageBusy says that a volume could not be renamed because it was in use, or that the rename took too long:
-// then the volume may have its new name anyway, or get it later.
-var ErrStorageBusy = errors.New("its storage is busy with the volume")
-
-// ErrExists says that a VM with that VMID already exists somewhere in the Proxmox cluster.
-var ErrExists = errors.New("exists already")
-
-// ErrLostAnswer says that a change was sent but no answer came back: it may or may not have
-// happened. Read the present state before doing anything else.
-var ErrLostAnswer = errors.New("no answer: it may or may not have happened")
-
-// ErrNoAnswer says that a server could not be reached, or could not answer the request: what it stores is unknown.
-var ErrNoAnswer = errors.New("no answer")
-
-// ErrNotNow says that a server gave no clear answer to a read: the server was not reached, was too slow, or failed. A
-// retry may get an answer. A change has this error only if nothing was sent, or if the change is safe to repeat.
-var ErrNotNow = errors.New("no answer just now")
-
-// ErrBusy says that a machine is already installing; nothing was started.
-var ErrBusy = errors.New("an installation is in progress already")
-
-// ErrNotYet says that a machine is not ready for the request; nothing was started.
-var ErrNotYet = errors.New("it is not ready for that yet")
+var (
+	// ErrNotFound: what was asked for does not exist. Adapters wrap it only for a clear answer of the server.
+	ErrNotFound = errors.New("not found")
+	ErrChanged  = errors.New("changed by someone else")  // a VM's configuration no longer has the given digest
+	ErrLocked   = errors.New("locked by someone's task") // nothing was done: a task has locked a VM's configuration
+	// ErrStorageBusy says that a volume could not be renamed because it was in use, or that the rename took too long:
+	// then the volume may have its new name anyway, or get it later.
+	ErrStorageBusy = errors.New("its storage is busy with the volume")
+	ErrExists      = errors.New("exists already") // a VM with that VMID, somewhere in the Proxmox cluster
+	// ErrLostAnswer: a change was sent, and may have happened. Read the present state before doing anything else.
+	ErrLostAnswer = errors.New("no answer: it may or may not have happened")
+	ErrNoAnswer   = errors.New("no answer") // of a server: what it stores is unknown
+	// ErrNotNow says that a server gave no clear answer to a read: the server was not reached, was too slow, or failed. A
+	// retry may get an answer. A change has this error only if nothing was sent, or if the change is safe to repeat.
+	ErrNotNow = errors.New("no answer just now")
+	ErrBusy   = errors.New("an installation is in progress already") // nothing was started
+	ErrNotYet = errors.New("it is not ready for that yet")           // a machine; nothing was started
+)
 
 // Access says what our token may do.
 type Access interface {
@@ -62,15 +55,12 @@ type Inventory interface {
 	HostReader
 }
 
-// VMReader reads VMs.
 type VMReader interface {
-	// VMs lists every VM of the Proxmox cluster with its configuration, ordered by VMID. Running lags by about 10 s: rely
-	// on VM instead. If hosts do not answer, it returns the VMs of the others and a *HostsAway.
+	// VMs lists all VMs by VMID. Running lags by 10 s. If hosts do not answer: the others, and a *HostsAway.
 	VMs(ctx context.Context) ([]VM, error)
 	// VM reads one VM afresh, on any host of the cluster, but without its pool. ErrNotFound if there is none.
 	VM(ctx context.Context, id VMID) (VM, error)
-	// VMConfig is VM without reading the power state: the VM counts as running, so nothing is done to the VM that
-	// requires it to be off.
+	// VMConfig is VM without the power state: the VM counts as running, so what requires it to be off is not done.
 	VMConfig(ctx context.Context, id VMID) (VM, error)
 	// VMState reads whether a VM is on: VM without its configuration.
 	VMState(ctx context.Context, id VMID) (VMState, error)
@@ -82,8 +72,7 @@ type VMReader interface {
 type TieReader interface {
 	// Ties reads what Proxmox keeps for a VM outside of its configuration.
 	Ties(ctx context.Context, vm VM) (Ties, error)
-	// TiesOf reads the Ties of each of the VMs, in their order. What Proxmox keeps in one place for
-	// all of them is read once, afresh.
+	// TiesOf reads the Ties of the VMs, in their order. What Proxmox has in one place for all is read once, afresh.
 	TiesOf(ctx context.Context, vms []VM) []TiesRead
 	// Firewall reads a VM's own firewall; it is empty if there is none.
 	Firewall(ctx context.Context, vm VM) (FirewallConfig, error)
@@ -91,12 +80,10 @@ type TieReader interface {
 	HAResource(ctx context.Context, id VMID) (*HAResource, error)
 	// Migration reads whether Proxmox can migrate a VM to another host, and what prevents it.
 	Migration(ctx context.Context, vm VM, to string) (Migration, error)
-	// GuestAddrs asks a VM's guest agent which addresses its network cards have. ErrNotYet if no
-	// agent answers; of kind fault.Refused if our token may not ask.
+	// GuestAddrs asks a VM's guest agent for its addresses. ErrNotYet: no answer; fault.Refused: our token may not ask.
 	GuestAddrs(ctx context.Context, vm VM) ([]netip.Addr, error)
 }
 
-// StorageReader reads storages and the volumes on them.
 type StorageReader interface {
 	// Storages lists the storages of the Proxmox cluster, by name.
 	Storages(ctx context.Context) ([]Storage, error)
@@ -104,12 +91,10 @@ type StorageReader interface {
 	Room(ctx context.Context, host string) (Room, error)
 	// HasVolume says whether VMs on that host can use a volume (an ISO, for example).
 	HasVolume(ctx context.Context, host, volid string) (bool, error)
-	// OwnedVolumes lists the disk images on a storage, as that host sees it, whose names have that VMID: volids,
-	// sorted, whether or not a VM refers to them.
+	// OwnedVolumes lists a storage's disk images with that VMID in their names, sorted, as the host sees it.
 	OwnedVolumes(ctx context.Context, host, storage string, owner VMID) ([]string, error)
 }
 
-// HostReader reads the hosts of the Proxmox cluster.
 type HostReader interface {
 	// Quorate says whether the Proxmox cluster has quorum right now.
 	Quorate(ctx context.Context) (bool, error)
@@ -117,10 +102,8 @@ type HostReader interface {
 	FreeMemory(ctx context.Context, host string) (int64, error)
 }
 
-// HA takes VMs out of Proxmox HA and puts them back.
 type HA interface {
-	// RemoveHA removes the VM's HA resource and leaves every rule as it is. No-op if there is none.
-	// The VM stays on or off.
+	// RemoveHA removes the VM's HA resource, if any, and leaves every rule as it is. The VM stays on or off.
 	RemoveHA(ctx context.Context, id VMID) error
 	// AddHA creates the removed resource again. No-op if it exists with these settings; other settings are an error.
 	AddHA(ctx context.Context, r HAResource) error
@@ -128,8 +111,7 @@ type HA interface {
 	SetHA(ctx context.Context, r HAResource) error
 }
 
-// Editor changes VMs. Every method returns when Proxmox has finished the work,
-// not when it accepted it; a failed task is an error with the task's own words.
+// Editor changes VMs. Each method returns when Proxmox has finished; a failed task is an error in its own words.
 type Editor interface {
 	// CreateVM creates a VM on a host from raw configuration keys ("scsi0": "fast:10,serial=…"). It never starts it.
 	CreateVM(ctx context.Context, host string, id VMID, config map[string]string) error
@@ -147,12 +129,10 @@ type Editor interface {
 	GrowDisk(ctx context.Context, vm VM, key, size string) error
 	// SetPool moves a VM into a resource pool. Its configuration does not change.
 	SetPool(ctx context.Context, id VMID, pool string) error
-	// SetFirewall gives a VM exactly this firewall. After an error any part of the change may be done. The requests
-	// have no digest: a request without an answer may take effect late.
+	// SetFirewall gives a VM this firewall. An error may leave any part; an unanswered request may come true late.
 	SetFirewall(ctx context.Context, vm VM, want FirewallConfig) error
 }
 
-// Power switches VMs on and off.
 type Power interface {
 	// Start starts a VM and fails if it does not start.
 	Start(ctx context.Context, vm VM) error
@@ -192,26 +172,21 @@ type Talos interface {
 	KubeletRestarter
 }
 
-// KubeletRestarter restarts the kubelet of a running machine.
 type KubeletRestarter interface {
-	// RestartKubelet returns when the kubelet is starting again; its containers keep running. It refuses unless the
-	// machine at addr has that UUID.
+	// RestartKubelet returns when the kubelet is starting again; its containers keep running. It refuses another UUID.
 	RestartKubelet(ctx context.Context, addr netip.Addr, uuid string) error
 }
 
-// MachineReader reads what configured machines say.
 type MachineReader interface {
 	PartReader
 	ConfigReader
 	KubernetesReader
 	MemberReader
 	Compatibility
-	// WatchMachine reports, until ctx ends, that the machine at addr, configured or not, starts or stops answering,
-	// or changes its state: see wait.Watch.
+	// WatchMachine reports, until ctx ends, that the machine starts or stops answering, or changes: see wait.Watch.
 	WatchMachine(ctx context.Context, addr netip.Addr, tell func(look bool)) error
 }
 
-// ConfigReader reads a machine's configuration.
 type ConfigReader interface {
 	// MachineConfig reads the machine's whole configuration, all documents, as stored.
 	MachineConfig(ctx context.Context, addr netip.Addr) (Secret, error)
@@ -223,7 +198,6 @@ type ConfigReader interface {
 	InstallImage(ctx context.Context, addr netip.Addr) (string, error)
 }
 
-// KubernetesReader reads what a configured machine's Talos says about the Kubernetes on it.
 type KubernetesReader interface {
 	// Kubernetes reads all of MachineKubernetes.
 	Kubernetes(ctx context.Context, addr netip.Addr) (MachineKubernetes, error)
@@ -235,7 +209,6 @@ type KubernetesReader interface {
 	RemovedFlags(ctx context.Context, addr netip.Addr, controlPlane bool, from, to string) ([]string, error)
 }
 
-// MemberReader reads who belongs to the cluster.
 type MemberReader interface {
 	// Members lists the cluster's machines as Talos' discovery knows them, from any endpoint that answers.
 	Members(ctx context.Context) ([]Member, error)
@@ -245,15 +218,13 @@ type MemberReader interface {
 
 // Compatibility knows what Talos supports. It sends no requests.
 type Compatibility interface {
-	// Unsupported says why a machine can't be brought from one version of Talos to the other, and what to do instead;
-	// nothing if it can. kubelet is the version of Kubernetes that the machine runs, "" if unknown.
+	// Unsupported says why Talos can't go from one version to the other, and what to do; kubelet "": unknown.
 	Unsupported(from, to, kubelet string) []string
 	// UnsupportedKubernetes says why this Talos does not support this Kubernetes; "" if it does.
 	UnsupportedKubernetes(talos, kubernetes string) string
 }
 
-// Etcd talks to etcd through the Talos API of one control plane. Every call has
-// a deadline of its own: without quorum etcd does not answer.
+// Etcd talks to etcd through one control plane's Talos. Each call has a deadline: without quorum etcd does not answer.
 type Etcd interface {
 	EtcdReader
 	// EtcdForfeit makes the member at addr hand over leadership if it has it.
@@ -266,11 +237,9 @@ type Etcd interface {
 type EtcdReader interface {
 	// EtcdMembers lists the members as the control plane at addr knows them, by name.
 	EtcdMembers(ctx context.Context, addr netip.Addr) ([]EtcdMember, error)
-	// EtcdStatus reads the status of the member at addr from that member, with the alarms. If only the alarms can't
-	// be read, the status is returned with the error.
+	// EtcdStatus reads a member's status from that member, with the alarms, or without them and with an error.
 	EtcdStatus(ctx context.Context, addr netip.Addr) (EtcdStatus, error)
-	// EtcdSnapshot streams a snapshot of the member at addr: a database file, followed by its
-	// SHA-256. It fails if the machine that answers runs another member; 0 accepts any.
+	// EtcdSnapshot streams the database of the member at addr, then its SHA-256. It refuses another member than member.
 	EtcdSnapshot(ctx context.Context, addr netip.Addr, member uint64, w io.Writer) error
 }
 
@@ -280,17 +249,14 @@ type TalosReader interface {
 	EtcdReader
 }
 
-// Upgrader replaces the system of a running machine in place. Each call refuses
-// unless the machine at addr has that UUID.
+// Upgrader replaces the system of a running machine in place. Each call refuses another UUID.
 type Upgrader interface {
-	// PullInstaller makes the machine fetch an installer by digest and returns when the machine has it; supported is
-	// false on a Talos that has no API for this (before 1.13).
+	// PullInstaller has the machine fetch an installer by digest; supported: its Talos has an API for that (1.13).
 	PullInstaller(ctx context.Context, addr netip.Addr, uuid, installer string, say func(string)) (supported bool, err error)
 	// PullImage makes the machine fetch the image of a component, and returns when the machine has the image.
 	PullImage(ctx context.Context, addr netip.Addr, uuid string, c Component, image string, say func(string)) error
-	// Install writes the installer's system beside the running one, with the API that the machine's version has.
-	// reboots is true where that API reboots the machine by itself afterwards (before 1.13), as how says; otherwise
-	// Install returns when the system is installed.
+	// Install writes the installer's system beside the running one. reboots is true where that API reboots the machine
+	// by itself afterwards (before 1.13), as how says; otherwise Install returns when the system is installed.
 	Install(ctx context.Context, addr netip.Addr, uuid, installer string, how Reboot, say func(string)) (reboots bool, err error)
 	// Reboot restarts the machine; it returns when the machine has accepted the request.
 	Reboot(ctx context.Context, addr netip.Addr, uuid string, how Reboot) error
@@ -298,14 +264,12 @@ type Upgrader interface {
 	Rollback(ctx context.Context, addr netip.Addr, uuid string) error
 }
 
-// Configurer gives running machines another configuration without rebooting them. Each call refuses unless the
-// machine at addr has that UUID. Talos' refusal is of kind fault.Refused.
+// Configurer gives machines a configuration without a reboot. It refuses another UUID; Talos' no is fault.Refused.
 type Configurer interface {
 	// ReplaceConfig makes the machine run a configuration from now on, and ends a trial.
 	ReplaceConfig(ctx context.Context, addr netip.Addr, uuid string, config Secret) error
-	// TryConfig makes the machine run a configuration on trial. When limit has passed, the machine returns to its
-	// previous configuration by itself, whether or not anyone still reaches it, unless it was given another
-	// configuration meanwhile.
+	// TryConfig makes the machine run a configuration on trial. After limit the machine returns to its previous
+	// configuration by itself, reached or not, unless it was given another configuration meanwhile.
 	TryConfig(ctx context.Context, addr netip.Addr, uuid string, config Secret, limit time.Duration) error
 	// StageConfig makes the machine run a configuration from its next boot on.
 	StageConfig(ctx context.Context, addr netip.Addr, uuid string, config Secret) error
@@ -325,34 +289,29 @@ type Maintenance interface {
 type MaintenanceReader interface {
 	// MaintenanceMachine reads a machine in maintenance mode.
 	MaintenanceMachine(ctx context.Context, addr netip.Addr) (BlankMachine, error)
-	// Taken says in words who has an address, whatever runs there; "": the address is free, since nothing answers. An
-	// unclear response is an error.
+	// Taken says in words who has an address; "": it is free, since nothing answers. An unclear response is an error.
 	Taken(ctx context.Context, addr netip.Addr) (by string, err error)
 	// PatchConfig returns config with the installer image, the install disk (by its best identifier), the hostname and
 	// versions of Kubernetes set, and all else unchanged. It refuses what Talos itself would refuse. It sends no requests.
 	PatchConfig(config Secret, p ConfigPatch) (Secret, error)
-	// ConfigEffect says how a node would be affected by the configuration wanted in place of the one that it runs,
-	// leaving out what PatchConfig has set in both. It sends no requests.
+	// ConfigEffect says how wanted would affect a node that runs the other, but for PatchConfig's. It sends nothing.
 	ConfigEffect(runs, wanted Secret) (ConfigEffect, error)
-	// TrustedCA says whether the talosconfig trusts the CA of Talos in a configuration; known is false if it
-	// names no CA. It sends no requests.
+	// TrustedCA: the talosconfig trusts a configuration's CA of Talos; known: it names one. It sends no requests.
 	TrustedCA(config Secret) (trusted, known bool, err error)
 	// ConfigVolumes lists the volumes that hold data and that a configuration defines for a version of Talos; "": a
 	// recent version. It sends no requests.
 	ConfigVolumes(config Secret, talos string) ([]ConfigVolume, error)
-	// Selectors evaluates the selectors of a configuration, as a version of Talos reads it, on the machine at addr.
-	// blank says that the machine is in maintenance mode. If addr is invalid, or the machine does not answer, the
-	// selectors are Unknown.
+	// Selectors evaluates a configuration's selectors, as a Talos reads it, on the machine at addr. blank says that the
+	// machine is in maintenance mode. If addr is invalid, or the machine does not answer, the selectors are Unknown.
 	Selectors(ctx context.Context, addr netip.Addr, blank bool, config Secret, talos string) ([]DiskSelector, error)
 }
 
 // ConfigEffect is the effect of another configuration on a running node.
 type ConfigEffect struct {
-	Identity []string // what would make it another node, or a node of another cluster, in words
-	Reboot   []string // the fields that take effect only at the next boot
-	Unknown  []string // documents of kinds that recast does not know: the node's Talos judges them
-	// Encryption says how the wanted configuration encrypts volumes.
-	Encryption []Encryption
+	Identity   []string     // what would make it another node, or a node of another cluster, in words
+	Reboot     []string     // the fields that take effect only at the next boot
+	Unknown    []string     // documents of kinds that recast does not know: the node's Talos judges them
+	Encryption []Encryption // how the wanted configuration encrypts volumes
 }
 
 // ConfigPatch is what recast sets in a machine configuration before it applies it; an empty field changes nothing.
@@ -360,18 +319,15 @@ type ConfigPatch struct {
 	Installer string      // image reference by digest
 	Disk      MachineDisk // the disk to install on, as the machine shows it
 	Hostname  string
-	// Kubernetes has the versions of the images. An image that the configuration names keeps its repository; others
-	// are set as a whole.
+	// Kubernetes has the images' versions. An image of the configuration keeps its repository; others are set whole.
 	Kubernetes KubernetesImages
 	// Talos is the version that will read the configuration: what is newer than that version is refused. It sets nothing.
 	Talos string
 	Runs  bool // a machine has the configuration already: an error of its own release is no reason to refuse it
 }
 
-// FileReader opens the files of running machines.
 type FileReader interface {
-	// Files calls look with the files of the machine at addr. Everything that look reads comes from one boot of the
-	// machine. Files refuses unless the machine has that UUID.
+	// Files calls look with the files at addr, all from one boot of the machine. It refuses another UUID.
 	Files(ctx context.Context, addr netip.Addr, uuid string, look func(context.Context, MachineFiles) error) error
 }
 
@@ -384,7 +340,6 @@ type Kube interface {
 	SetProxyImage(ctx context.Context, from, to string) error
 }
 
-// KubeReader reads the Kubernetes API.
 type KubeReader interface {
 	NodeReader
 	VolumeReader
@@ -403,18 +358,14 @@ type NodeReader interface {
 	OwnNode(ctx context.Context) (string, error)
 	// PendingCertificates names the certificate requests of the node's kubelet that wait for approval.
 	PendingCertificates(ctx context.Context, node string) ([]string, error)
-	// OtherOwners lists, in words, what else in the cluster would change the versions of nodes:
-	// upgraders like tuppr, unless they are suspended.
+	// OtherOwners lists, in words, what else would change nodes' versions: upgraders like tuppr that are not suspended.
 	OtherOwners(ctx context.Context) ([]string, error)
 }
 
-// NodeWriter changes nodes.
 type NodeWriter interface {
-	// Cordon makes the node unschedulable and marks it with why, in one change. A node that is
-	// unschedulable without a mark was cordoned by someone else: its mark gets Foreign set.
+	// Cordon makes a node unschedulable with the mark why. One that was so without a mark gets Foreign set.
 	Cordon(ctx context.Context, node string, why Mark) error
-	// Uncordon removes the mark and, unless it is Foreign, makes the node schedulable, in one
-	// change. A node without a mark stays as it is.
+	// Uncordon removes the mark and, unless Foreign, makes the node schedulable. Without a mark it stays as it is.
 	Uncordon(ctx context.Context, node string) error
 	// DeleteNode deletes the Node object if it still has that UID. No error if there is none.
 	DeleteNode(ctx context.Context, node, uid string) error
@@ -426,16 +377,13 @@ type NodeWriter interface {
 	// left. Until the timeout it retries refused evictions and waits for an unavailable API. say gets a line for each pod
 	// and each refusal. recast's own pod goes last, and the drain ends with OwnPodEvicted.
 	Drain(ctx context.Context, node string, o DrainOptions, say func(string)) error
-	// RestoreMetadata restores the node's labels, annotations and taints, except for keys that
-	// Kubernetes and Talos manage themselves.
+	// RestoreMetadata restores labels, annotations and taints that Kubernetes and Talos don't manage themselves.
 	RestoreMetadata(ctx context.Context, node string, m NodeMetadata) error
 }
 
-// VolumeReader reads volumes, where they are, and the data that is on one node only.
 type VolumeReader interface {
 	replica.HoldReader
-	// AttachedVolumes lists the volumes attached to the node, or still being detached, by name. If a pod that a drain
-	// leaves in place uses a volume, the entry names the pod.
+	// AttachedVolumes lists by name what is attached to the node or being detached, and pods of it that a drain leaves.
 	AttachedVolumes(ctx context.Context, node string) ([]AttachedVolume, error)
 	// ServedUsers lists the pods that use volumes on iSCSI or NVMe-oF, sorted.
 	ServedUsers(ctx context.Context) ([]ServedUser, error)
@@ -445,8 +393,7 @@ type VolumeReader interface {
 	// PersistentVolumes with affinity to the node that are in use, data that its pods write to it, directories of
 	// Longhorn and Rook, pools of LINSTOR. The key "" has the volumes of Proxmox' CSI driver.
 	LocalData(ctx context.Context, nodes ...KubeNode) (map[string][]LocalData, error)
-	// Replicas reads the volumes that storage systems keep on several nodes, again on each call. A
-	// system that is not installed is left out.
+	// Replicas reads the volumes that installed storage systems keep on several nodes, again on each call.
 	Replicas(ctx context.Context) ([]replica.System, error)
 	// NodeData returns LocalData and Replicas from one read.
 	NodeData(ctx context.Context, nodes ...KubeNode) (map[string][]LocalData, []replica.System, error)
@@ -456,17 +403,14 @@ type VolumeReader interface {
 	PodVolumes(ctx context.Context) ([]string, error)
 }
 
-// ComponentReader reads which Kubernetes the cluster runs.
 type ComponentReader interface {
-	// APIServer asks the API server at this address for its version. An error says that the API server does not
-	// serve, or refuses us.
+	// APIServer asks the API server at this address for its version. An error: it does not serve, or refuses us.
 	APIServer(ctx context.Context, addr netip.AddrPort) (version string, err error)
 	// StaticPods lists the static pods of control planes, by node and component.
 	StaticPods(ctx context.Context) ([]StaticPod, error)
 	// ProxySet reads the DaemonSet of kube-proxy. ErrNotFound where there is none.
 	ProxySet(ctx context.Context) (ProxySet, error)
-	// RemovedObjects lists, in words, the objects whose kinds version to of Kubernetes, one minor
-	// version after from, no longer serves. Errors are as for RemovedFlags.
+	// RemovedObjects is RemovedFlags for the objects whose kinds version to of Kubernetes no longer serves.
 	RemovedObjects(ctx context.Context, from, to string) ([]string, error)
 }
 
@@ -474,8 +418,7 @@ type ComponentReader interface {
 type DrainOptions struct {
 	Timeout time.Duration
 	Force   bool // also delete pods that no controller recreates
-	// Delete deletes pods whose eviction is still refused after Timeout, bypassing
-	// PodDisruptionBudgets, and waits for them for another Timeout.
+	// Delete deletes pods whose eviction is refused after Timeout, whatever their budgets, and waits once more as long.
 	Delete bool
 }
 
@@ -492,13 +435,11 @@ type FailingObject struct {
 	Why  string // what the expression reads of it: "status.robustness=degraded"; or the error of its evaluation
 }
 
-// ObjectJudge evaluates expressions on Kubernetes objects.
 type ObjectJudge interface {
 	Judge(ctx context.Context, g ObjectGate) (Judged, error)
 }
 
-// CommandRunner runs a program once, with env added to its environment. An error means that the program did not
-// start, or was stopped before its end.
+// CommandRunner runs a program once, with env. An error: it did not start, or was stopped before its end.
 type CommandRunner interface {
 	// RunGate runs a gate's program; said is what it printed last.
 	RunGate(ctx context.Context, g CommandGate, env []string) (exit int, said string, err error)
@@ -538,4 +479,269 @@ type Lease struct {
 	Acquired time.Time
 	Renewed  time.Time
 	Claim    string // what recast reads; "": not a Lease of recast
+}
+
+// Address is the node's address, as etcd's peers may use a separate network, or else that in its peer URLs.
+func (m EtcdMember) Address(known []Endpoint) (netip.Addr, error) {
+	if e, is := Find(known, func(e Endpoint) bool { return e.Node == m.Name }); is {
+		return e.Addr, nil
+	}
+	for _, peer := range m.Peers {
+		u, err := url.Parse(peer)
+		if err != nil {
+			continue
+		}
+		if addr, err := netip.ParseAddr(u.Hostname()); err == nil {
+			return addr, nil
+		}
+	}
+	return netip.Addr{}, fmt.Errorf("etcd member %s: no address in its peer URLs %v", m.Label(), m.Peers)
+}
+
+func (m EtcdMember) Label() string {
+	return cmp.Or(m.Name, fmt.Sprintf("%x", m.ID)) // without a name it is added, but not started yet
+}
+
+// IsLearner follows the name of a learner in messages.
+const IsLearner = " is a learner: it does not vote yet"
+
+// EtcdBootstrapper makes a machine begin an etcd of its own. Calls that change it refuse another UUID.
+type EtcdBootstrapper interface {
+	// EtcdService reads what Talos says about its service etcd: its state, and its last message.
+	EtcdService(ctx context.Context, addr netip.Addr) (state, last string, err error)
+	// EtcdRecover uploads a snapshot; it can be repeated. ErrNotYet as for EtcdBootstrap.
+	EtcdRecover(ctx context.Context, addr netip.Addr, uuid string, snapshot io.Reader) error
+	// EtcdBootstrap returns when the machine has accepted. ErrNotYet: retry. It is refused where data of etcd is.
+	EtcdBootstrap(ctx context.Context, addr netip.Addr, uuid string, content EtcdContent) error
+}
+
+// EtcdContent is what a new etcd begins with.
+type EtcdContent string
+
+// What a new etcd can begin with.
+const (
+	EtcdEmpty    EtcdContent = ""
+	EtcdSnapshot EtcdContent = "snapshot" // that was uploaded
+	EtcdCopy     EtcdContent = "copy"     // an uploaded copy of a database, which has no checksum
+)
+
+// Hook is a program of the user's own that runs at a point of a run. It has to end with 0 within its timeout.
+type Hook struct {
+	Description    string      `json:"description,omitempty"`
+	TimeoutSeconds int         `json:"timeoutSeconds"`
+	Command        CommandGate `json:"command"`
+}
+
+// Hooks are those of a run, by point, each list in the order in which it runs.
+type Hooks struct {
+	BeforeRun   []Hook `json:"beforeRun,omitempty"`
+	AfterRun    []Hook `json:"afterRun,omitempty"`
+	BeforeBatch []Hook `json:"beforeBatch,omitempty"`
+	AfterBatch  []Hook `json:"afterBatch,omitempty"`
+	BeforeNode  []Hook `json:"beforeNode,omitempty"`
+	AfterNode   []Hook `json:"afterNode,omitempty"`
+}
+
+// HookPoint is when hooks run.
+type HookPoint string
+
+// The points of a run. A batch is a phase of its plan.
+const (
+	BeforeRun   HookPoint = "beforeRun"
+	AfterRun    HookPoint = "afterRun"
+	BeforeBatch HookPoint = "beforeBatch"
+	AfterBatch  HookPoint = "afterBatch"
+	BeforeNode  HookPoint = "beforeNode"
+	AfterNode   HookPoint = "afterNode"
+)
+
+func (h Hook) String() string         { return cmp.Or(h.Description, h.About()) }
+func (h Hook) About() string          { return h.Command.line() }
+func (h Hook) Timeout() time.Duration { return time.Duration(h.TimeoutSeconds) * time.Second }
+
+func (h Hooks) At(p HookPoint) []Hook {
+	return map[HookPoint][]Hook{
+		BeforeRun: h.BeforeRun, AfterRun: h.AfterRun, BeforeBatch: h.BeforeBatch, AfterBatch: h.AfterBatch,
+		BeforeNode: h.BeforeNode, AfterNode: h.AfterNode,
+	}[p]
+}
+
+// HookPoints lists the points in the order in which a run reaches them.
+func HookPoints() []HookPoint {
+	return []HookPoint{BeforeRun, BeforeBatch, BeforeNode, AfterNode, AfterBatch, AfterRun}
+}
+
+// IsHookKey says whether a key of a run's journal is for a planning.HookRun.
+func IsHookKey(key string) bool {
+	return strings.HasPrefix(key, "hooks/") || strings.Contains(key, "/hooks/")
+}
+
+// UserGate is a condition of the user's own. It has to hold before a node is taken out, and before the next one goes.
+type UserGate struct {
+	Description    string       `json:"description,omitempty"`
+	BeforeOnly     bool         `json:"beforeOnly,omitempty"` // not asked after the node is back
+	TimeoutSeconds int          `json:"timeoutSeconds"`       // that it may take to hold, each time
+	Objects        *ObjectGate  `json:"objects,omitempty"`
+	Command        *CommandGate `json:"command,omitempty"`
+}
+
+// ObjectGate is an expression that has to be true of every object selected.
+type ObjectGate struct {
+	APIVersion string `json:"apiVersion"` // "ceph.rook.io/v1"
+	Kind       string `json:"kind"`
+	Namespace  string `json:"namespace,omitempty"` // "": all
+	Name       string `json:"name,omitempty"`      // "": all
+	Labels     string `json:"labels,omitempty"`    // selector as the Kubernetes API takes it
+	Expr       string `json:"expr"`
+	Optional   bool   `json:"optional,omitempty"` // holds without any such object, or kind
+}
+
+// CommandGate is a program that has to end with 0. Hooks are such programs as well.
+type CommandGate struct {
+	Args []string `json:"args"`
+	Dir  string   `json:"-"` // where it runs
+	Env  []string `json:"-"` // names of variables that it gets of recast's environment, beside those that every program gets
+}
+
+func (g UserGate) String() string { return cmp.Or(g.Description, g.About()) }
+
+func (g UserGate) About() string {
+	if g.Command != nil {
+		return g.Command.line()
+	}
+	o := g.Objects
+	about := o.APIVersion + " " + o.Kind
+	if where := strings.Trim(o.Namespace+"/"+o.Name, "/"); where != "" {
+		about += " " + where
+	}
+	if o.Labels != "" {
+		about += " with " + o.Labels
+	}
+	return about
+}
+
+// line returns the program with its arguments on one line, even if an argument is a script.
+func (c CommandGate) line() string {
+	var words []string
+	for _, arg := range c.Args {
+		var lines []string
+		for line := range strings.Lines(arg) {
+			if line = strings.TrimSpace(line); line != "" {
+				lines = append(lines, line)
+			}
+		}
+		words = append(words, strings.Join(lines, "; "))
+	}
+	return strings.Join(words, " ")
+}
+
+func (g UserGate) Timeout() time.Duration { return time.Duration(g.TimeoutSeconds) * time.Second }
+
+// Took is how long one node's roll took once.
+type Took struct {
+	Node     string   `json:"node"`
+	Role     string   `json:"role"`
+	Strategy Strategy `json:"strategy"`
+	Talos    string   `json:"talos,omitempty"` // version that it had before
+	// OutageSeconds is from the end of its drain to when it was back.
+	OutageSeconds int `json:"outageSeconds"`
+	// WholeSeconds is from its gate to its end.
+	WholeSeconds int            `json:"wholeSeconds"`
+	Expected     int            `json:"expectedOutageSeconds,omitempty"` // as its plan had it
+	Steps        map[string]int `json:"steps,omitempty"`                 // seconds of those that took any, by path below the node
+}
+
+const tookKey = "/took"
+
+func TookKey(node string) string { return node + tookKey }
+
+func IsTookKey(key string) bool { return strings.HasSuffix(key, tookKey) }
+
+const handsOver = "hands-over/"
+
+// HandsOver is a fact in a run's journal: a storage on a host handed a volume over from one VM to another.
+type HandsOver struct {
+	Host    string `json:"host"`
+	Storage string `json:"storage"`
+}
+
+func (h HandsOver) Key() string {
+	sum := sha256.Sum256([]byte(h.Host + "/" + h.Storage))
+	return handsOver + hex.EncodeToString(sum[:6])
+}
+
+func IsHandsOverKey(key string) bool { return strings.HasPrefix(key, handsOver) }
+
+// Notice tells someone who does not watch the run about it.
+type Notice struct {
+	Event   NoticeEvent `json:"event"`
+	Command string      `json:"command"` // "roll"
+	Cluster string      `json:"cluster"`
+	Run     string      `json:"run"`     // "" where it ended before it changed anything
+	Outcome string      `json:"outcome"` // "done", "failed" or "interrupted"; "" at the start
+	Nodes   Fates       `json:"nodes"`
+	Error   string      `json:"error"` // "" unless it failed
+	Hints   []string    `json:"hints"`
+	Started time.Time   `json:"started"`
+	Ended   time.Time   `json:"ended,omitzero"` // zero at the start
+	Host    string      `json:"host"`           // on which recast runs
+	User    string      `json:"user"`           // who runs it there; the notifier knows
+	Text    string      `json:"text"`           // the whole notice on one line
+}
+
+// NoticeEvent is the reason for a notice.
+type NoticeEvent string
+
+// The events of a run. At its end a run sends one notice: NoticeFailure unless it is done.
+const (
+	NoticeStart   NoticeEvent = "start"
+	NoticeFailure NoticeEvent = "failure"
+	NoticeEnd     NoticeEvent = "end"
+)
+
+// Fates lists the nodes of a run by their outcome, each list sorted.
+type Fates struct {
+	Done   []string `json:"done"`
+	Failed []string `json:"failed"`
+	Left   []string `json:"left"` // not reached, or stopped on the way
+}
+
+// Notifier sends notices. The error of Notify names each notice that did not arrive, and contains no secret.
+type Notifier interface {
+	Notify(ctx context.Context, n Notice) error
+}
+
+// Timing bounds the waits of a roll.
+type Timing struct {
+	Poll   time.Duration // pause between two reads
+	Settle time.Duration // how long a node must stay healthy
+	Stop   time.Duration // guest shutdown, before the VM is switched off
+	Boot   time.Duration // power on to maintenance mode
+	Join   time.Duration // configuration applied to healthy
+	Try    time.Duration // configuration on trial to healthy
+	Drain  time.Duration
+	Heal   time.Duration // node back to replicated volumes whole; also how long a node waits for whole volumes before it goes
+}
+
+// rarely is the factor for the poll interval while a watch is open: a silent watch is not
+// necessarily lost.
+const rarely = 10
+
+// Await calls look at the interval of t, or w's own, until it is done, or our own credentials are wrong.
+func (t Timing) Await(ctx context.Context, w wait.For, look wait.Look) error {
+	w.Every, w.Watched = cmp.Or(w.Every, t.Poll), rarely*t.Poll
+	return wait.Until(ctx, w, func(ctx context.Context) (bool, string, error) {
+		done, seen, err := look(ctx)
+		if fault.KindOf(err) == fault.Config {
+			err = wait.Stop(err)
+		}
+		return done, seen, err
+	})
+}
+
+func AwaitTasks(ctx context.Context, w wait.For, list func(context.Context) ([]string, error)) error {
+	return wait.Until(ctx, w, func(ctx context.Context) (bool, string, error) {
+		running, err := list(ctx)
+		return len(running) == 0, "running: " + strings.Join(running, ", "), wait.Stop(err)
+	})
 }

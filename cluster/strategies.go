@@ -127,30 +127,18 @@ var rows = map[Strategy]row{
 	}},
 }
 
-// From returns the state in which the strategy finds the node.
-func (s Strategy) From() From { return rows[s].from }
-
-// VM is what becomes of the node's VM.
-func (s Strategy) VM() VMFate { return rows[s].vm }
-
-// System says which system disk the node has afterwards.
+func (s Strategy) From() From         { return rows[s].from }
+func (s Strategy) VM() VMFate         { return rows[s].vm }
 func (s Strategy) System() SystemFate { return rows[s].system }
-
-// Brings says whether the strategy brings anything to the node from git.
-func (s Strategy) Brings() bool { return rows[s].brings != 0 }
+func (s Strategy) Brings() bool       { return rows[s].brings != 0 }
 
 // BringsImage, BringsConfig and BringsShape say what the strategy brings to the node, where it differs.
-func (s Strategy) BringsImage() bool { return rows[s].brings&bringsImage != 0 }
-
-// BringsConfig says so for the machine configuration: see BringsImage.
+func (s Strategy) BringsImage() bool  { return rows[s].brings&bringsImage != 0 }
 func (s Strategy) BringsConfig() bool { return rows[s].brings&bringsConfig != 0 }
+func (s Strategy) BringsShape() bool  { return rows[s].brings&bringsShape != 0 }
 
-// BringsShape says so for the VM's settings: see BringsImage.
-func (s Strategy) BringsShape() bool { return rows[s].brings&bringsShape != 0 }
-
-// Outage is how long a node is expected to be out. It includes shutdown, parking and the boot: a recreated node took
-// 146 s from power on to ready under software emulation (Talos v1.14.1 in QEMU), which is an upper bound. An in-place
-// upgrade saves the installation and one boot.
+// Outage is how long a node is expected to be out. A recreated node took 146 s from power on to ready under software
+// emulation (Talos v1.14.1 in QEMU), an upper bound. An in-place upgrade saves the installation and one boot.
 func (s Strategy) Outage() time.Duration { return rows[s].outage }
 
 // Words returns the words for the strategy, with defaults where its row has none.
@@ -171,9 +159,7 @@ func (s Strategy) KeepsImage() bool { return s.From() == Serving && s.Brings() &
 
 // DeletesVM says whether the strategy deletes the node's VM, once all its disks are parked.
 func (s Strategy) DeletesVM() bool { return s.VM() == VMAgain || s.VM() == VMGone }
-
-// MakesVM says whether the strategy creates the node's VM.
-func (s Strategy) MakesVM() bool { return s.VM() == VMMade || s.VM() == VMAgain }
+func (s Strategy) MakesVM() bool   { return s.VM() == VMMade || s.VM() == VMAgain }
 
 // Upgrades says whether the strategy installs another image beside the running one.
 func (s Strategy) Upgrades() bool { return s.System() == SystemStays && s.BringsImage() }
@@ -190,8 +176,7 @@ func (s Strategy) ParksNothing() bool { return s.From() == Nowhere || s.Reshapes
 // Reshapes says whether the strategy stops the VM for its shape alone.
 func (s Strategy) Reshapes() bool { return s.VM() == VMOff && s.System() == SystemStays }
 
-// SwapsSystem says whether the strategy takes the system disk out of the VM and gives the node another
-// one. All that do check in the same way what only that disk has.
+// SwapsSystem: the node gets another system disk. All such strategies check in the same way what only the old one has.
 func (s Strategy) SwapsSystem() bool {
 	return s.Replaces() || s.System() == SystemKept || s.System() == SystemOld
 }
@@ -237,7 +222,6 @@ type Obstacle struct {
 	Config string `json:"config,omitempty"`
 }
 
-// Texts are the obstacles in words.
 func Texts(obstacles []Obstacle) []string {
 	return Each(obstacles, func(o Obstacle) string { return o.Text })
 }

@@ -1,6 +1,8 @@
 package cluster
 
 import (
+	"cmp"
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -18,7 +20,6 @@ import (
 // VMIDRange is the range of numbers that a recast.yaml gives recast: proxmox.vmids.
 type VMIDRange struct{ First, Last VMID }
 
-// String writes the range as recast.yaml does, "9000-9099"; "" if it is empty.
 func (r VMIDRange) String() string {
 	if r == (VMIDRange{}) {
 		return ""
@@ -26,7 +27,6 @@ func (r VMIDRange) String() string {
 	return fmt.Sprintf("%d-%d", r.First, r.Last)
 }
 
-// Contains says whether a number is in the range.
 func (r VMIDRange) Contains(id VMID) bool { return r.First <= id && id <= r.Last }
 
 // WithoutCustom returns the command that removes parts from cicustom and keeps the others.
@@ -41,23 +41,15 @@ func (vm VM) WithoutCustom(parts ...string) string {
 	return fmt.Sprintf("qm set %d --cicustom %s", vm.ID, words.Quote(strings.Join(rest, ",")))
 }
 
-// ArgName is the name of a kernel argument, without its value.
 func ArgName(arg string) string { name, _, _ := strings.Cut(arg, "="); return name }
 
 // Arch is the architecture that a VM's configuration names, as images name it.
 func (vm VM) Arch() string {
-	switch arch := vm.Config["arch"]; arch {
-	case "x86_64":
-		return "amd64"
-	case "aarch64":
-		return "arm64"
-	default:
-		return arch
-	}
+	arch := vm.Config["arch"]
+	return cmp.Or(map[string]string{"x86_64": "amd64", "aarch64": "arm64"}[arch], arch)
 }
 
-// FixedAddress returns the cloud-init setting that gives a VM an address without DHCP; "" if no setting does. Without
-// a cloud-init drive, these settings have no effect.
+// FixedAddress returns the cloud-init setting that gives a VM an address without DHCP, if it has such a drive; else "".
 func (vm VM) FixedAddress() string {
 	disks, _ := vm.Disks() // an unreadable drive is no cloud-init drive
 	if !slices.ContainsFunc(disks, Disk.CloudInit) {
@@ -81,8 +73,7 @@ func (vm VM) FixedAddress() string {
 // Secured says whether the firmware is known to verify what it boots.
 func (m RunningSystem) Secured() bool { return m.SecureBoot != nil && *m.SecureBoot }
 
-// LacksSecureBoot says why a boot ISO can't enrol its keys in the VM's firmware (get_ovmf_files in
-// PVE/QemuServer/OVMF.pm); "" if it can.
+// LacksSecureBoot says why a boot ISO can't enrol its keys (get_ovmf_files in PVE/QemuServer/OVMF.pm); "": it can.
 func (vm VM) LacksSecureBoot() string {
 	efi, err := ParseDisk("efidisk0", vm.Config["efidisk0"])
 	switch {
@@ -104,8 +95,7 @@ const (
 	MaxDescription = 8192
 )
 
-// splitMark splits a VM's description: own is the text without the mark line of a run of recast, and mark is what
-// that line says: "run build=ID".
+// splitMark splits a VM's description into the user's text, and what recast's mark line says: "run build=ID".
 func splitMark(description string) (own, mark string) {
 	var kept []string
 	for line := range strings.SplitSeq(strings.TrimRight(description, "\n"), "\n") {
@@ -147,8 +137,7 @@ func (vm VM) MadeFrom() string {
 	return build
 }
 
-// Forming says whether the VM is being created and has only its lock yet: Proxmox writes the rest
-// of the configuration at the end of the task (qemu-server, API2/Qemu.pm, create_and_lock_config).
+// Forming: the VM is being created, and has only its lock yet (qemu-server, API2/Qemu.pm, create_and_lock_config).
 func Forming(vm VM) bool { return vm.Lock == "create" && vm.Config["description"] == "" }
 
 // HalfMade is the error for a VM that stays Forming. Only root can remove its lock.
@@ -161,7 +150,6 @@ func HalfMade(vm VM) error {
 		"qm unlock %d && qm destroy %[2]d, then run the same command again", vm.tasks(), vm.ID)
 }
 
-// tasks says how to see which tasks of the VM run.
 func (vm VM) tasks() string {
 	return fmt.Sprintf("pvesh get /nodes/%s/tasks --source active --vmid %d lists its tasks that still run", vm.Host, vm.ID)
 }
@@ -177,8 +165,7 @@ func (vm VM) Unlock() string {
 // Bare says whether the VM does not run and has nothing that a delete would free: no drive, snapshot or saved state.
 func (vm VM) Bare() bool { return !vm.Running && vm.empty() }
 
-// empty is Bare for a VM whose power state may not have been read: qm destroy itself refuses a running VM
-// (qemu-server, API2/Qemu.pm, destroy_vm).
+// empty is Bare whatever the power state: qm destroy refuses a running VM (qemu-server, API2/Qemu.pm, destroy_vm).
 func (vm VM) empty() bool {
 	for key := range vm.Config {
 		if IsDiskKey(key) || key == "vmstate" || key == "parent" {
@@ -191,8 +178,7 @@ func (vm VM) empty() bool {
 // Locked says whether a task that ends by itself holds the VM.
 func Locked(vm VM) bool { return slices.Contains(passing, vm.Lock) }
 
-// passing are the locks of a VM's configuration that end with the task that set them (qemu-server,
-// PVE/QemuServer.pm, $confdesc: lock).
+// passing are the locks that end with the task that set them (qemu-server, PVE/QemuServer.pm, $confdesc: lock).
 var passing = []string{"backup", "clone", "migrate", "rollback", "snapshot", "snapshot-delete"}
 
 // SwitchedOff adds to the error of reading a machine that its VM is off unintentionally.
@@ -200,7 +186,6 @@ func SwitchedOff(vm VMState, err error) error {
 	return fault.WithHint(fmt.Errorf("%s is switched off: %w", vm, err), "start %s in Proxmox", vm)
 }
 
-// UsersOf lists the drives of a VM that name a volume.
 func UsersOf(volid string, vm VM) []string {
 	return slices.DeleteFunc(slices.Sorted(maps.Keys(vm.Config)), func(key string) bool {
 		d, err := ParseDisk(key, vm.Config[key])
@@ -208,7 +193,6 @@ func UsersOf(volid string, vm VM) []string {
 	})
 }
 
-// DrivesOf lists the disks of a VM.
 func DrivesOf(vm VM) string {
 	disks, err := vm.Disks()
 	if err != nil {
@@ -222,10 +206,8 @@ func DrivesOf(vm VM) string {
 	return strings.Join(have, ", ")
 }
 
-// ParkingName is the name of a node's parking VM.
 func ParkingName(node string) string { return "recast-parking-" + node }
 
-// Create returns the command that recreates the job.
 func (j ReplicationJob) Create() string {
 	command := fmt.Sprintf("pvesr create-local-job %s %s", j.ID, words.OrNone(j.Target))
 	if j.Schedule != "" {
@@ -240,19 +222,17 @@ func (j ReplicationJob) Create() string {
 	return command
 }
 
-// Shape is what recast.yaml says about a node's VM, in Proxmox' own words. Settings that it does not name stay as
-// they are found.
+// Shape is what recast.yaml says about a node's VM, in Proxmox' own words. Other settings stay as they are found.
 type Shape struct {
-	Class    string            // its name in the config; "": only the node's own settings
-	Addr     netip.Addr        // that the node's machine has; invalid: there is none, or it is unknown
-	Settings map[string]string // whole values: "memory": "8192", "tags": "prod;talos"
-	Devices  map[string]string // of network cards and host devices, the options given: "net0": "bridge=vmbr1,tag=20"
-	Disks    []ShapeDisk
-	Pool     string            // "": as found
-	HA       map[string]string // "state", "group", …; nil: as found
-	Host     string            // "": as found
-	// CloudInit is the storage of a new VM's cloud-init drive; "": it gets none.
-	CloudInit string
+	Class     string            // its name in the config; "": only the node's own settings
+	Addr      netip.Addr        // that the node's machine has; invalid: there is none, or it is unknown
+	Settings  map[string]string // whole values: "memory": "8192", "tags": "prod;talos"
+	Devices   map[string]string // of network cards and host devices, the options given: "net0": "bridge=vmbr1,tag=20"
+	Disks     []ShapeDisk
+	Pool      string            // "": as found
+	HA        map[string]string // "state", "group", …; nil: as found
+	Host      string            // "": as found
+	CloudInit string            // the storage of a new VM's cloud-init drive; "": it gets none
 }
 
 // ShapeDisk is one disk of a Shape.
@@ -263,7 +243,6 @@ type ShapeDisk struct {
 	Options []string
 }
 
-// IsEmpty says whether a shape says nothing about the VM.
 func (s Shape) IsEmpty() bool {
 	return len(s.Settings)+len(s.Devices)+len(s.Disks)+len(s.HA) == 0 && s.Pool == "" && s.Host == ""
 }
@@ -308,8 +287,7 @@ func NumberedBus(key string) string {
 
 // ForRoot returns a VM's settings that only root@pam can change, sorted: a new VM can't get them. It leaves out an
 // arch equal to hostArch: a VM without arch has its host's architecture (PVE/QemuServer/Helpers.pm, get_vm_arch).
-func (vm VM) ForRoot(hostArch string) []string {
-	var keys []string
+func (vm VM) ForRoot(hostArch string) (keys []string) {
 	for key, value := range vm.Config {
 		switch {
 		case key == "arch" && value == hostArch:
@@ -321,8 +299,7 @@ func (vm VM) ForRoot(hostArch string) []string {
 	return keys
 }
 
-// RequireRemakeable refuses to recreate a VM that could be deleted but neither recreated nor
-// restored. These settings may be newer than the plan.
+// RequireRemakeable refuses to recreate a VM that could be deleted but not made again. It may be newer than the plan.
 func RequireRemakeable(vm VM, hostArch string) error {
 	keys := vm.ForRoot(hostArch)
 	if len(keys) == 0 {
@@ -332,10 +309,8 @@ func RequireRemakeable(vm VM, hostArch string) error {
 		"reimage keeps such a VM. If its node does without (qm config %d shows what it is): qm set %[1]d --delete %s, as root, then run the same command again", vm.ID, strings.Join(keys, ","))
 }
 
-// MadeAnew lists the settings that Proxmox itself sets in a VM that is recreated (API2/Qemu.pm, create_vm). A token
-// can't write vmgenid, and no user can write meta.
-func (vm VM) MadeAnew() []string {
-	var out []string
+// MadeAnew lists what Proxmox itself sets in a recreated VM (API2/Qemu.pm, create_vm) and a token can't write.
+func (vm VM) MadeAnew() (out []string) {
 	switch vm.Config["vmgenid"] {
 	case "":
 	case "0":
@@ -352,8 +327,7 @@ func (vm VM) MadeAnew() []string {
 	return out
 }
 
-// BootDevices returns the devices that a boot order names, in order. The old format ("cdn",
-// legacy=cdn) names none (PVE/QemuServer.pm, $boot_fmt).
+// BootDevices returns a boot order's devices. The old format ("cdn") names none (PVE/QemuServer.pm, $boot_fmt).
 func BootDevices(boot string) []string {
 	for part := range strings.SplitSeq(boot, ",") {
 		if list, ok := strings.CutPrefix(part, "order="); ok {
@@ -363,12 +337,10 @@ func BootDevices(boot string) []string {
 	return nil
 }
 
-// NeverCarried are the configuration keys that Proxmox sets itself on create, or that belong to the
-// deleted VM. A token can't write vmgenid.
+// NeverCarried are the keys that Proxmox sets itself on create, or that belong to the deleted VM.
 var NeverCarried = []string{"digest", "meta", "vmgenid", "lock", "parent", "snaptime", "runningmachine", "runningcpu", "running-nets-host-mtu", "vmstate"}
 
-// OldSettings returns the configuration that a new VM takes over from an old one: everything except the disks and
-// what Proxmox sets itself.
+// OldSettings returns what a new VM takes over from an old one: all but the disks and what Proxmox sets itself.
 func OldSettings(vm VM) map[string]string {
 	config := map[string]string{}
 	for key, value := range vm.Config {
@@ -388,14 +360,11 @@ func OldSettings(vm VM) map[string]string {
 	return config
 }
 
-// newCloudInit returns the value that makes Proxmox create a cloud-init drive like d.
 func newCloudInit(d Disk) string {
 	return Disk{Volid: d.Storage() + ":cloudinit", Options: WithFormat(WithoutOption(d, "size", "media", "format"))}.Value()
 }
 
-// WithFormat returns the options of d, with the format that its volume's name shows. File storages have a default
-// format of their own, and another one for cloud-init drives (API2/Qemu.pm, create_disks). Names on block storages
-// show no format, and need none.
+// WithFormat adds the format in the volume's name: file storages have other defaults (API2/Qemu.pm, create_disks).
 func WithFormat(d Disk) []string {
 	for _, format := range []string{"raw", "qcow2", "vmdk"} {
 		if strings.HasSuffix(d.Volid, "."+format) {
@@ -437,7 +406,6 @@ func CDKey(config map[string]string, disks []Disk) string {
 	return "sata3"
 }
 
-// BootsFirst says whether the firmware tries that drive before all others.
 func (vm VM) BootsFirst(key string) bool {
 	first, _, _ := strings.Cut(strings.TrimPrefix(vm.Config["boot"], "order="), ";")
 	return first == key
@@ -490,8 +458,7 @@ func (vm VM) MapDevice(key, value string) string {
 	return fmt.Sprintf("pvesh create /cluster/mapping/%s --id %s --map %s && qm set %d --%s %s && qm reboot %d", kind, name, device, vm.ID, key, words.Quote(fresh), vm.ID)
 }
 
-// FirewallConfig is the firewall of a VM, which Proxmox VE keeps in /etc/pve/firewall/VMID.fw and deletes with the
-// VM; the zero value: the VM has no firewall.
+// FirewallConfig is a VM's /etc/pve/firewall/VMID.fw, which Proxmox deletes with the VM; zero: it has none.
 type FirewallConfig struct {
 	Options FirewallEntry   // "enable", "policy_in"
 	Aliases []FirewallEntry // "name", "cidr", "comment"; by name
@@ -499,8 +466,7 @@ type FirewallConfig struct {
 	Rules   []FirewallEntry // "type", "action", "dport" …; the first that matches counts
 }
 
-// FirewallEntry is one object of a firewall: texts by the names that Proxmox' API has for its fields. A field without
-// a value is left out.
+// FirewallEntry is one object of a firewall: texts by Proxmox' names for its fields, without those that have none.
 type FirewallEntry map[string]string
 
 // FirewallSet is an IP set.
@@ -509,8 +475,7 @@ type FirewallSet struct {
 	Members       []FirewallEntry // "cidr", "nomatch", "comment"; by address
 }
 
-// settable are the options that the API accepts. A file may have others ("ips"), which only an
-// editor can write (pve-firewall, PVE/Firewall.pm, parse_vmfw_option).
+// settable are the options that the API accepts; an editor may write others (PVE/Firewall.pm, parse_vmfw_option).
 var settable = []string{"dhcp", "enable", "ipfilter", "log_level_in", "log_level_out", "macfilter", "ndp", "policy_in", "policy_out", "radv"}
 
 // Unsettable are the options that can't be given to another VM.
@@ -518,12 +483,10 @@ func (c FirewallConfig) Unsettable() []string {
 	return slices.DeleteFunc(slices.Sorted(maps.Keys(c.Options)), func(name string) bool { return slices.Contains(settable, name) })
 }
 
-// Empty says whether the VM has no firewall of its own.
 func (c FirewallConfig) Empty() bool {
 	return len(c.Options) == 0 && len(c.Aliases) == 0 && len(c.Sets) == 0 && len(c.Rules) == 0
 }
 
-// String is "2 rules, 1 option"; "" if there is no firewall.
 func (c FirewallConfig) String() string {
 	var parts []string
 	for _, part := range []struct {
@@ -535,11 +498,8 @@ func (c FirewallConfig) String() string {
 		{len(c.Aliases), "alias", "aliases"},
 		{len(c.Sets), "IP set", "IP sets"},
 	} {
-		switch {
-		case part.n == 1:
-			parts = append(parts, "1 "+part.one)
-		case part.n > 1:
-			parts = append(parts, fmt.Sprintf("%d %s", part.n, part.many))
+		if part.n > 0 {
+			parts = append(parts, fmt.Sprintf("%d %s", part.n, map[bool]string{true: part.one, false: part.many}[part.n == 1]))
 		}
 	}
 	return strings.Join(parts, ", ")
@@ -556,4 +516,161 @@ func (c FirewallConfig) Sum() string {
 	}
 	sum := sha256.Sum256(b)
 	return hex.EncodeToString(sum[:])
+}
+
+// HostsAway: VMs on unavailable hosts were not read. Only a host has their configurations; others know the VMIDs.
+type HostsAway struct {
+	Hosts []AwayHost // by name
+	VMs   []VM       // on these hosts, by VMID, without configuration
+}
+
+// AwayHost is a Proxmox host that does not answer.
+type AwayHost struct {
+	Name string
+	Why  string // IsOffline, "does not answer: …"
+}
+
+// IsOffline describes a host outside the Proxmox cluster's quorum: nothing can be written there.
+const IsOffline = "is offline"
+
+func (h AwayHost) Key() string { return fmt.Sprintf("%s %t", h.Name, h.Why == IsOffline) }
+
+func (e *HostsAway) Error() string {
+	return fmt.Sprintf("%s, so %s can't be read", e.Who(), Numbers(e.VMs))
+}
+
+func (e *HostsAway) Who() string {
+	parts := Each(e.Hosts, func(h AwayHost) string { return fmt.Sprintf("Proxmox host %s %s", h.Name, h.Why) })
+	return strings.Join(parts, " and ")
+}
+
+func (e *HostsAway) Names() string {
+	return strings.Join(Each(e.Hosts, func(h AwayHost) string { return h.Name }), " and ")
+}
+
+func (e *HostsAway) VM(id VMID) (VM, bool) {
+	if e == nil {
+		return VM{}, false
+	}
+	return Find(e.VMs, func(vm VM) bool { return vm.ID == id })
+}
+
+func (e *HostsAway) Without(ids []VMID) *HostsAway {
+	left := Where(e.VMs, func(vm VM) bool { return !slices.Contains(ids, vm.ID) })
+	return &HostsAway{VMs: left, Hosts: Where(e.Hosts, func(h AwayHost) bool {
+		return slices.ContainsFunc(left, func(vm VM) bool { return vm.Host == h.Name })
+	})}
+}
+
+// Hinted returns the error with a hint for each host.
+func (e *HostsAway) Hinted() error {
+	err := error(e)
+	for _, h := range e.Hosts {
+		err = fault.WithHint(fault.HostAway.Of(err), "see whether %s is up, and its pveproxy (pvecm status on another Proxmox node tells); then run the same command again", h.Name)
+	}
+	return err
+}
+
+func Numbers(vms []VM) string {
+	ids := Each(vms, func(vm VM) string { return fmt.Sprint(vm.ID) })
+	if len(ids) == 1 {
+		return "VM " + ids[0]
+	}
+	return "VMs " + strings.Join(ids, ", ")
+}
+
+// OnOtherHosts says where the VM and the parking VM of an unfinished replacement are if either was migrated since, and
+// how to move it back; "" if both are on the host where the replacement began. vm is nil while the VM is deleted.
+// Proxmox moves a disk only between VMs of one host, on shared storages too (qemu-server, API2/Qemu.pm, move_vm_disk).
+func OnOtherHosts(vm *VM, park VM, begun string, away *HostsAway, id VMID) string {
+	if there, known := away.VM(id); vm == nil && known {
+		return fmt.Sprintf("VM %d is on %s, and %s: bring %s back first; nothing was destroyed", id, there.Host, away.Who(), there.Host)
+	}
+	of := Where([]*VM{vm, &park}, func(m *VM) bool { return m != nil && m.Host != begun })
+	moved := Each(of, func(m *VM) VM { return *m })
+	if len(moved) == 0 {
+		return ""
+	}
+	var is, back []string
+	for _, m := range moved {
+		is = append(is, m.String())
+		back = append(back, fmt.Sprintf("on %s: %s", m.Host, MigrateCommand(m, begun)))
+	}
+	return fmt.Sprintf("it was begun on %s, and %s was moved since: disks can be handed over on one host only. Bring it back (%s), then run the same command again; nothing was destroyed",
+		begun, strings.Join(is, " and "), strings.Join(back, "; "))
+}
+
+// MigrateCommand migrates a VM. A stopped one takes its local disks along (qemu-server, PVE/QemuMigrate.pm).
+func MigrateCommand(vm VM, to string) string {
+	command := fmt.Sprintf("qm migrate %d %s", vm.ID, to)
+	if vm.Running {
+		command += " --online --with-local-disks"
+	}
+	return command
+}
+
+// RequireQuorum comes before every destructive call: without quorum Proxmox deletes disks first and fails afterwards.
+func RequireQuorum(ctx context.Context, px HostReader) error {
+	quorate, err := px.Quorate(ctx)
+	if err != nil {
+		return fmt.Errorf("ask Proxmox for quorum: %w", err)
+	}
+	if !quorate {
+		return fault.WithHint(fault.NoQuorum.Refusedf("the Proxmox cluster has no quorum"), "look at pvecm status on a Proxmox node, then run the same command again")
+	}
+	return nil
+}
+
+// ForeignBridges lists the networks of a VM other than the hosts' own bridges.
+func ForeignBridges(vm VM) (out []string) {
+	for _, key := range slices.Sorted(maps.Keys(vm.Config)) {
+		bridge := Disk{Options: strings.Split(vm.Config[key], ",")}.Option("bridge")
+		if strings.TrimRight(key, "0123456789") == "net" && bridge != "" && !LocalBridge(bridge) {
+			out = append(out, bridge)
+		}
+	}
+	return out
+}
+
+// NewToken returns the commands that create a user and its token, before any Grants.Lines.
+func NewToken(token string) []string {
+	user, name, _ := strings.Cut(token, "!")
+	lines := []string{fmt.Sprintf("pveum user add %s", user), fmt.Sprintf("pveum user token add %s %s --privsep 1", user, name)}
+	if strings.HasSuffix(user, "@pam") {
+		return lines[1:] // a user of the host's system, for example root
+	}
+	return lines
+}
+
+// LocalBridge: the bridge is a host's own, and no VNet of an SDN zone, which the VM's configuration does not name.
+func LocalBridge(bridge string) bool { return strings.HasPrefix(bridge, "vmbr") }
+
+// ACLEntry is one entry of Proxmox' access control list.
+type ACLEntry struct {
+	Path, Kind, Who, Role string // Kind is "user", "group" or "token"
+	Propagate             bool
+}
+
+func (e ACLEntry) Words() string { return fmt.Sprintf("%s of %s %s", e.Role, e.Kind, e.Who) }
+
+func (e ACLEntry) Arguments() string {
+	return fmt.Sprintf("%s --%ss %s --roles %s", e.Path, e.Kind, words.Quote(e.Who), words.Quote(e.Role))
+}
+
+// Propagates is the option for pveum acl modify, which propagates by default.
+func (e ACLEntry) Propagates() string {
+	return map[bool]string{false: " --propagate 0"}[e.Propagate]
+}
+
+// Privileges are a token's at one path of Proxmox's access tree. The value: they also hold below.
+type Privileges map[string]bool
+
+// Standing has the privileges of a token and its user at a path of the access tree, from entries there or above.
+type Standing struct {
+	Token Privileges // no more than User has, if the token's privileges are separated
+	User  Privileges
+	// TokenEntry and UserEntry say who has an entry at that very path. Another role is added to an existing entry,
+	// but a first entry replaces all privileges from above.
+	TokenEntry, UserEntry bool
+	Whole                 bool // User and the entries could be read
 }

@@ -20,12 +20,10 @@ const (
 )
 
 // ShownSince is the first release of Talos that detects a format, with go-blockdevice 2.0.30 and 2.0.32
-// (blkid/internal/chain). Older releases show nothing on such a disk, or show the content of a RAID, whose superblock
-// may be at the end.
+// (blkid/internal/chain). Older ones show nothing there, or the content of a RAID, whose superblock may be at the end.
 var ShownSince = map[string]Version{formatBtrfs: {1, 13, 5, ""}, formatMD: {1, 14, 0, ""}}
 
-// Shows says whether the machine's Talos detects the format. Content that Talos does not detect can't be found
-// missing; its drive was compared in Proxmox.
+// Shows: the machine's Talos detects the format. What it does not detect can't be missed; Proxmox' drive was compared.
 func (m RunningSystem) Shows(format string) bool {
 	since, late := ShownSince[format]
 	if !late {
@@ -53,8 +51,7 @@ func (v Volume) SameContent(o Volume) bool {
 		(v.FilesystemLabel == "" || v.FilesystemLabel == o.FilesystemLabel) && (v.Format == "" || o.Format == "" || v.Format == o.Format)
 }
 
-// SamePartition is SameContent for a partition whose format only one of two releases of Talos
-// detects: the machine's, or the one that recorded it.
+// SamePartition is SameContent where only one of two releases of Talos detects the format.
 func (m Machine) SamePartition(want, have Volume) bool {
 	if want.PartitionUUID == "" || want.Label != have.Label || !strings.EqualFold(want.PartitionUUID, have.PartitionUUID) {
 		return false
@@ -70,15 +67,13 @@ func NameThem(vm VM, drives []Disk) string {
 	return fmt.Sprintf("%s, then shut VM %d down and start it (a reboot from inside is not enough), so that Talos shows the name", NameLines(vm, drives), vm.ID)
 }
 
-// NameLines returns the commands that name these drives. Of several drives that can't be told apart, the last one
-// needs no name once the others have one.
+// NameLines returns the commands that name these drives. The last of several needs none once the others have one.
 func NameLines(vm VM, drives []Disk) string {
 	lines := Each(drives[:max(1, len(drives)-1)], func(d Disk) string { return d.NameLine(vm, true) })
 	return strings.Join(lines, " && ")
 }
 
-// NameLine returns the command that gives the drive a unique serial. If shown, the machine must show the name, so the
-// command adds a WWN: Talos shows no serial of a SCSI disk.
+// NameLine gives the drive a unique serial; if shown, with a WWN: Talos shows no serial of a SCSI disk.
 func (d Disk) NameLine(vm VM, shown bool) string {
 	serial := fmt.Sprintf("%d-%s", vm.ID, d.Key)
 	options := append(WithoutOption(d, "serial").Options, "serial="+serial)
@@ -104,8 +99,7 @@ func (v Volume) String() string {
 	return fmt.Sprintf("%s with partition UUID %s, filesystem UUID %s", cmp.Or(v.Label, v.FilesystemLabel, "none"), words.OrNone(v.PartitionUUID), words.OrNone(v.FilesystemUUID))
 }
 
-// TalosLabels are the partition labels that Talos treats as its own on any disk (machinery,
-// constants; ETCD and the three after it since 1.14).
+// TalosLabels are the labels of Talos' own partitions (machinery, constants; ETCD and the three after since 1.14).
 var TalosLabels = []string{"EFI", "BIOS", "BOOT", "META", "STATE", "EPHEMERAL", "IMAGECACHE", "ETCD", "CRI", "KUBELET", "LOG"}
 
 // SystemOnly are the labels of partitions that Talos creates on the system disk only.
@@ -122,12 +116,10 @@ const (
 	ephemeralMount = "/var" // where EPHEMERAL is
 )
 
-// OnPartition are the system volumes that are partitions only if a VolumeConfig with provisioning says so, since
-// Talos 1.14. Otherwise they are directories on EPHEMERAL.
+// OnPartition are directories on EPHEMERAL, unless (since Talos 1.14) a VolumeConfig has provisioning.
 var OnPartition = []string{"ETCD", "CRI", "KUBELET", "LOG"}
 
-// Document returns the kind and name of the document that defines a partition with the volume's label; "" if no
-// document does (machinery, constants, and config/types/block).
+// Document returns kind and name of what defines a partition with the label (machinery, config/types/block); "": none.
 func (v Volume) Document() string {
 	if slices.Contains(OnPartition, v.Label) {
 		return "VolumeConfig " + v.Label
@@ -174,7 +166,6 @@ func (m Machine) DisksOf(p string) []string {
 	return m.disksWhere(func(v Volume) bool { return v.Mount == mount })
 }
 
-// below says whether a path is dir or in it.
 func below(p, dir string) bool {
 	return p == dir || strings.HasPrefix(p, strings.TrimSuffix(dir, "/")+"/")
 }
@@ -195,8 +186,7 @@ func (m Machine) PoolElsewhere(format, group string) bool {
 	return found && m.SystemDisk != ""
 }
 
-// BareSystemDisk says whether the system disk has only what Talos itself requires, so that it holds no data. It is
-// false for a machine that does not answer, since its disk is unknown.
+// BareSystemDisk: the system disk has only what Talos requires. A machine that does not answer: false.
 func (m Machine) BareSystemDisk() bool {
 	more := slices.ContainsFunc(m.Volumes, func(v Volume) bool {
 		return v.Disk == m.SystemDisk && !slices.Contains(SystemOnly, v.Label)
@@ -214,7 +204,6 @@ const (
 	Used
 )
 
-// UseOf says whether Talos uses what is on a disk.
 func (m Machine) UseOf(device string) DiskUse {
 	out, seen := Unused, false
 	for _, v := range m.Volumes {
@@ -235,8 +224,7 @@ func (m Machine) UseOf(device string) DiskUse {
 	return out
 }
 
-// UsesTwin says whether the machine uses the same volume at another device, and only Talos can use v. A raw volume
-// does not count: it is used by its path, which may mean either device.
+// UsesTwin: the same volume is used elsewhere, and only Talos uses v. A raw volume's path may mean either.
 func (m Machine) UsesTwin(v Volume) bool {
 	return slices.ContainsFunc(m.Volumes, func(o Volume) bool {
 		managed := slices.Contains(TalosLabels, o.Label) || strings.HasPrefix(o.Label, UserVolume) && o.Mount != ""
@@ -268,28 +256,22 @@ const (
 	ExternalVolume  VolumeType = "external"
 )
 
-// Ready says whether Talos uses the volume.
 func (s VolumeStatus) Ready() bool { return s.Phase == "ready" }
 
-// Exists says whether the volume is there with its data, even if Talos can't use it now, for example because no key
-// opens it.
+// Exists: the volume is there with its data, even if Talos can't use it now, as no key opens it.
 func (s VolumeStatus) Exists() bool { return s.Ready() || s.Location != "" }
 
-// VolumeStatus returns the volume of the machine's configuration with that ID.
 func (m Machine) VolumeStatus(id string) (VolumeStatus, bool) {
 	return Find(m.VolumeStatuses, func(s VolumeStatus) bool { return s.ID == id })
 }
 
-// HasVolume says whether the volume with that ID has been made: Talos has it somewhere, or would find it by the label
-// of its partition.
+// HasVolume: the volume was made. Talos has it somewhere, or would find it by its partition's label.
 func (m Machine) HasVolume(id string) bool {
 	s, there := m.VolumeStatus(id)
 	return there && s.Location != "" || len(m.DisksWith(id)) > 0
 }
 
-// EtcdVolume says what holds etcd's data: its own partition, or a directory on EPHEMERAL. Only the machine's
-// configuration decides that, not the label of a partition (see TalosLabels). If a machine shows no volumes of its
-// configuration, a partition with the label ETCD counts.
+// EtcdVolume says what holds etcd's data, by the configuration, not by a label, unless no volumes are shown.
 func (m Machine) EtcdVolume() VolumeType {
 	s, there := m.VolumeStatus("ETCD")
 	if there && s.Type == PartitionVolume || len(m.VolumeStatuses) == 0 && len(m.DisksWith("ETCD")) > 0 {
@@ -309,8 +291,7 @@ func (m Machine) NamesOf(s VolumeStatus) []string {
 	return names
 }
 
-// LossNames returns the names by which acceptLoss can name a volume: its ID, the label of its partition, and without
-// a label, its device.
+// LossNames are the names for acceptLoss: a volume's ID, its partition's label, and without a label, its device.
 func (v Volume) LossNames() []string {
 	names := slices.DeleteFunc([]string{v.ID, v.Label}, func(name string) bool { return name == "" })
 	if v.Label == "" {
@@ -319,9 +300,7 @@ func (v Volume) LossNames() []string {
 	return slices.Compact(names)
 }
 
-// Stuck says in words that Talos can't make or find the volume, and why; "": it can, or has not tried. Talos says
-// "missing" of an existing volume that it does not find (block/internal/volumes/locate.go, provisionNewVolume), since
-// it makes no existing volume.
+// Stuck: Talos can't make or find the volume, and why. "missing" is of existing volumes, which it never makes.
 func (s VolumeStatus) Stuck() string {
 	if s.Phase != "failed" && s.Phase != "waiting" && !(s.Phase == "missing" && strings.HasPrefix(s.ID, ExistingVolume)) {
 		return ""
@@ -329,13 +308,11 @@ func (s VolumeStatus) Stuck() string {
 	return strings.TrimSuffix("its volume "+s.ID+" is "+s.Phase+": "+s.Error, ": ")
 }
 
-// Stuck returns the volumes of the machine that are stuck.
 func (m Machine) Stuck() []VolumeStatus {
 	return slices.DeleteFunc(slices.Clone(m.VolumeStatuses), func(s VolumeStatus) bool { return s.Stuck() == "" })
 }
 
-// StuckVolumes says in words which volumes of the machine are stuck. It leaves out volumes that were stuck in the
-// same way before.
+// StuckVolumes says in words which volumes are stuck, without those that were stuck in the same way before.
 func (m Machine) StuckVolumes(before []VolumeStatus) (out []string) {
 	for _, s := range m.VolumeStatuses {
 		why := s.Stuck()
@@ -346,12 +323,10 @@ func (m Machine) StuckVolumes(before []VolumeStatus) (out []string) {
 	return out
 }
 
-// CSI says whether a Kubernetes storage driver attached this disk for a pod: it comes and goes with
-// the pod, and belongs to no VM. A PersistentVolume proves it; the volume's name does not.
+// CSI: a storage driver attached the disk for a pod, with which it comes and goes. A PersistentVolume proves it.
 func (d Disk) CSI() bool { return d.Pod }
 
-// csiVolume matches the names that sergelogvinov/proxmox-csi-plugin gives its volumes,
-// vm-9999-pvc-UUID (pkg/csi/controller.go, CreateVolume). They are unique.
+// csiVolume matches the unique names of sergelogvinov/proxmox-csi-plugin, vm-9999-pvc-UUID (pkg/csi/controller.go).
 var csiVolume = regexp.MustCompile(`(?:^|/)vm-\d+-pvc-[^/]+$`)
 
 // LikeCSI says whether the name of the disk has the form of that driver's names.
@@ -360,15 +335,12 @@ func (d Disk) LikeCSI() bool {
 	return csiVolume.MatchString(strings.TrimSuffix(name, path.Ext(name)))
 }
 
-// PodVolumes returns the volumes in the VM's drives that one of these handles means: REGION/ZONE/STORAGE/VOLUME,
-// where ZONE is the host that has the volume, "" on a shared storage (pkg/utils/volume/volume.go there). Older
-// releases wrote the host where the volume was made, even if the VM is now on another host. So ZONE does not count
-// for names that the driver gives.
-func (vm VM) PodVolumes(handles []string) []string {
+// PodVolumes returns the volumes in the VM's drives that one of these handles means: REGION/ZONE/STORAGE/VOLUME. ZONE
+// is its host or "", and for the driver's own names may be where it was made (pkg/utils/volume).
+func (vm VM) PodVolumes(handles []string) (out []string) {
 	if len(handles) == 0 {
 		return nil
 	}
-	var out []string
 	for key, value := range vm.Config {
 		d, err := ParseDisk(key, value)
 		if err != nil || d.CDROM || d.OfHost() {
@@ -417,8 +389,7 @@ func (vm VM) DropCSI() {
 	})
 }
 
-// SameButPods says whether a VM is unchanged except for disks of pods: a node gets such disks when another node is
-// drained.
+// SameButPods: the VM is unchanged but for disks of pods, which it gets when another node is drained.
 func (vm VM) SameButPods(ctx context.Context, now VM, handles func(context.Context) ([]string, error)) (bool, error) {
 	now.Pods = vm.Pods
 	if err := now.KnowPods(ctx, handles); err != nil {
@@ -430,8 +401,7 @@ func (vm VM) SameButPods(ctx context.Context, now VM, handles func(context.Conte
 	return maps.Equal(before, after) && slices.Equal(vm.Pending, now.Pending), nil
 }
 
-// Unclaimed says what to do about a disk that has the name of a pod's volume but no
-// PersistentVolume. While the VM is off, no pod uses it.
+// Unclaimed is about a disk with a pod's name and no PersistentVolume. While the VM is off, no pod uses it.
 func (d Disk) Unclaimed(vm VM) Obstacle {
 	line := fmt.Sprintf("qm shutdown %d && qm set %[1]d --delete %s && qm start %[1]d", vm.ID, d.Key)
 	return Obstacle{Command: line, Text: fmt.Sprintf("%s (%s) is named as a pod's volume, but no PersistentVolume that Kubernetes tells of has it, so no drain takes it away: "+
@@ -454,14 +424,12 @@ type ServedUser struct {
 	Trouble string // what its CSI driver reports; "" for nothing
 }
 
-// InitiatorFile returns the file in which a machine has its name for a protocol.
 func InitiatorFile(protocol string) string {
 	return map[string]string{ISCSI: "/etc/iscsi/initiatorname.iscsi", NVMeoF: "/etc/nvme/hostnqn"}[protocol]
 }
 
-// InitiatorName returns the name by which a server of that protocol knows a machine of Talos; "" if it is not known.
-// The name follows from the machine-id, and the machine-id from the node ID in STATE (controllers/files/iqn.go and
-// nqn.go; the UUID of the latter has the first 16 characters of the machine-id, as bytes).
+// InitiatorName returns the name by which a server of that protocol knows a machine of Talos; "" if it is not known. It
+// follows from the machine-id, and that from STATE (iqn.go, nqn.go: its UUID is the first 16 characters, as bytes).
 func InitiatorName(protocol, machineID string) string {
 	if len(machineID) < 16 {
 		return ""

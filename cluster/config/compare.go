@@ -1,11 +1,19 @@
 package config
 
 import (
+	"bytes"
 	"cmp"
+	"errors"
+	"fmt"
+	"io"
 	"maps"
 	"slices"
 	"strconv"
 	"strings"
+
+	"go.yaml.in/yaml/v4"
+
+	"github.com/recast-sh/recast/internal/redact"
 )
 
 // Change is one field in which two configurations differ. No part of it is secret.
@@ -28,9 +36,8 @@ const (
 	Reordered Kind = "reordered"
 )
 
-// OfKubernetesVersion says whether only the version of an image of Kubernetes differs. That is also so if only one of
-// the two configurations names the image, and in the repository that Talos takes by default. recast upgrade-k8s
-// upgrades Kubernetes.
+// OfKubernetesVersion says whether only the version of an image of Kubernetes differs. One of the two may name none:
+// then it is Talos' default. recast upgrade-k8s upgrades Kubernetes.
 func (c Change) OfKubernetesVersion() bool {
 	usual, is := kubernetesImages[c.Document+" "+c.Path]
 	if !is {
@@ -39,7 +46,6 @@ func (c Change) OfKubernetesVersion() bool {
 	return repository(cmp.Or(c.Found, usual)) == repository(cmp.Or(c.Wanted, usual))
 }
 
-// repository returns an image reference without its version.
 func repository(image string) string {
 	name, _, _ := strings.Cut(image, "@")
 	if colon := strings.LastIndex(name, ":"); colon > strings.LastIndex(name, "/") {
@@ -48,8 +54,7 @@ func repository(image string) string {
 	return name
 }
 
-// kubernetesImages has the fields that name images of Kubernetes, and the repositories that Talos takes where a
-// configuration names none (constants.go of Talos' machinery).
+// kubernetesImages are the fields of images of Kubernetes, with Talos' default repositories (machinery, constants.go).
 var kubernetesImages = map[string]string{
 	"v1alpha1 cluster.apiServer.image":         "registry.k8s.io/kube-apiserver",
 	"v1alpha1 cluster.controllerManager.image": "registry.k8s.io/kube-controller-manager",
@@ -236,8 +241,7 @@ func (c *comparison) byIndex(path []part, a, b []*value) {
 // naming are the keys that identify the entries of Talos' lists.
 var naming = []string{"name", "interface", "path", "network", "endpoint", "ip"}
 
-// keysOf returns a name for each entry of two lists, without duplicates in either list; nil if no key names the
-// entries so. entries says that the lists have scalars, which are their own names.
+// keysOf names each entry of two lists, without duplicates; nil: no key does. entries: they are scalars, and names.
 func keysOf(a, b *value) (keysA, keysB []string, entries bool) {
 	for _, key := range append([]string{""}, naming...) {
 		keysA, okA := entryKeys(a, key)
@@ -249,8 +253,7 @@ func keysOf(a, b *value) (keysA, keysB []string, entries bool) {
 	return nil, nil, false
 }
 
-// entryKeys returns the value of a key in each entry; for "" the entries themselves. The values must be scalars
-// without duplicates.
+// entryKeys returns the value of a key in each entry; "": the entries. They must be scalars without duplicates.
 func entryKeys(v *value, key string) ([]string, bool) {
 	keys, seen := []string{}, map[string]bool{}
 	for _, entry := range v.items {
@@ -266,7 +269,6 @@ func entryKeys(v *value, key string) ([]string, bool) {
 	return keys, true
 }
 
-// plainKey says whether a key reads well between dots.
 func plainKey(key string) bool {
 	return key != "" && !strings.ContainsAny(key, ".[]\" :=\\") && quoted(key) == key
 }
@@ -276,26 +278,22 @@ func (d Documents) Discovers() bool {
 	return d.Has("DiscoveryServiceConfig") || slices.Contains(d.said([]string{"cluster", "discovery", "enabled"}, "", nil), "true")
 }
 
-// DiscoveryService says whether the machine registers with a discovery service. The registry in Kubernetes is none:
-// it knows a machine by its Node, and forgets without delay.
+// DiscoveryService: the machine registers with one. Kubernetes' registry forgets without delay and is none.
 func (d Documents) DiscoveryService() bool {
 	off := d.said([]string{"cluster", "discovery", "registries", "service", "disabled"}, "", nil)
 	return d.Has("DiscoveryServiceConfig") || d.Discovers() && !slices.Contains(off, "true")
 }
 
-// Hostname returns the name that the configuration gives its machine; "" if it gives none.
 func (d Documents) Hostname() string {
 	return cmp.Or(d.said([]string{"machine", "network", "hostname"}, "HostnameConfig", []string{"hostname"})...)
 }
 
-// KubeSpan says whether the configuration makes its machine take part in KubeSpan (machine.network.kubespan, or the
-// document KubeSpanConfig of Talos 1.13 and later).
+// KubeSpan: the machine takes part in KubeSpan (machine.network.kubespan, or KubeSpanConfig since Talos 1.13).
 func (d Documents) KubeSpan() bool {
 	return slices.Contains(d.said([]string{"machine", "network", "kubespan", "enabled"}, "KubeSpanConfig", []string{"enabled"}), "true")
 }
 
-// said returns the values of a setting, from path main in the main document and from path in documents of a kind; "":
-// from no other documents.
+// said returns a setting's values, at main in the main document and at path in documents of a kind; "": in no other.
 func (d Documents) said(main []string, kind string, path []string) (values []string) {
 	for _, doc := range d.list {
 		at := main
@@ -312,7 +310,6 @@ func (d Documents) said(main []string, kind string, path []string) (values []str
 	return values
 }
 
-// Has says whether the configuration has a document of a kind.
 func (d Documents) Has(kind string) bool {
 	return slices.ContainsFunc(d.list, func(doc document) bool { return doc.kind() == kind })
 }
@@ -329,4 +326,188 @@ func (d Documents) InstallArgs() (args []string, byImage bool) {
 	}
 	uki := d.main("machine", "install", "grubUseUKICmdline")
 	return args, uki != nil && uki.shown == "true"
+}
+
+// Hidden replaces a secret. A journal takes redact.Mark for one that should have been kept, and refuses it.
+const Hidden = "[redacted value]"
+
+// screen removes secrets from what is shown of a configuration: by path, and everywhere else by value.
+type screen struct {
+	secrets map[string]bool // whole values
+	known   redact.Redactor
+}
+
+func newScreen(of ...Documents) screen {
+	s := screen{secrets: map[string]bool{}}
+	var foreign []string
+	for _, docs := range of {
+		for _, doc := range docs.list {
+			s.collect(doc.root, nil, &foreign)
+		}
+	}
+	s.known = redact.New(append(foreign, slices.Collect(maps.Keys(s.secrets))...))
+	return s
+}
+
+// collect finds a value's secrets. In foreign fields, what may be a word of the configuration is none.
+func (s *screen) collect(v *value, path []string, foreign *[]string) {
+	for key, child := range v.fields {
+		s.collect(child, append(slices.Clip(path), key), foreign)
+	}
+	for _, item := range v.items {
+		s.collect(item, path, foreign)
+	}
+	switch text := v.shown; {
+	case v.kind != scalar || text == "":
+	case redact.Named(path, text):
+		s.secrets[text] = true
+	case redact.Foreign(path):
+		if _, value, ok := redact.Variable(path, text); ok {
+			text = value
+		}
+		*foreign = append(*foreign, text)
+	}
+}
+
+func (s screen) show(path []part, v *value) string {
+	if text := s.flow(keysIn(path), v); text != redact.Mark { // a list with that one word would look like the mark
+		return text
+	}
+	return Hidden
+}
+
+// keysIn returns the keys of a path. The keys say what a value is.
+func keysIn(path []part) (keys []string) {
+	for _, p := range path {
+		if !p.entry {
+			keys = append(keys, p.key)
+		}
+	}
+	return keys
+}
+
+func (s screen) flow(path []string, v *value) string {
+	var parts []string
+	switch v.kind {
+	case mapping:
+		for _, key := range slices.Sorted(maps.Keys(v.fields)) {
+			parts = append(parts, s.name(key)+": "+s.flow(append(slices.Clip(path), key), v.fields[key]))
+		}
+		return "{" + strings.Join(parts, ", ") + "}"
+	case list:
+		for _, item := range v.items {
+			parts = append(parts, s.flow(path, item))
+		}
+		return "[" + strings.Join(parts, ", ") + "]"
+	case scalar:
+		return s.scalar(path, v.shown)
+	}
+	return "null"
+}
+
+func (s screen) scalar(path []string, text string) string {
+	switch {
+	case text == "":
+		return quoted(text)
+	case redact.Named(path, text):
+		return Hidden
+	case redact.Foreign(path):
+		if name, _, ok := redact.Variable(path, text); ok {
+			return s.name(name) + "=" + redact.Mark
+		}
+		return Hidden
+	}
+	return s.name(text)
+}
+
+// name shows a text that is not secret by its place, but may be secret by its value.
+func (s screen) name(text string) string {
+	if s.secrets[text] {
+		return Hidden
+	}
+	if text = s.known.Text(text); text == redact.Mark {
+		return Hidden
+	}
+	return quoted(text)
+}
+
+// path writes a path for people: machine.sysctls["vm.swappiness"].
+func (s screen) path(path []part) string {
+	var out strings.Builder
+	for _, p := range path {
+		key := s.name(p.key)
+		switch {
+		case p.entry:
+			out.WriteString("[" + key + "]")
+		case key != Hidden && !plainKey(p.key):
+			out.WriteString("[" + strconv.Quote(s.known.Text(p.key)) + "]")
+		default:
+			if out.Len() > 0 {
+				out.WriteByte('.')
+			}
+			out.WriteString(key)
+		}
+	}
+	return out.String()
+}
+
+// Redacted returns a configuration for people: without secrets, and without comments, which may quote one.
+func Redacted(b []byte) ([]byte, error) {
+	docs, err := Parse(b)
+	if err != nil || len(docs.list) == 0 {
+		return nil, err
+	}
+	s := newScreen(docs)
+	var out bytes.Buffer
+	decoder := yaml.NewDecoder(bytes.NewReader(b))
+	dumper, err := yaml.NewDumper(&out, yaml.WithV3Defaults(), yaml.WithIndent(4), yaml.WithLineWidth(-1))
+	if err != nil {
+		return nil, fmt.Errorf("write YAML: %w", err)
+	}
+	for {
+		var n yaml.Node
+		err := decoder.Decode(&n)
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			return nil, notYAML(err)
+		}
+		if len(n.Content) != 1 || n.Content[0].ShortTag() == "!!null" {
+			continue // only comments
+		}
+		s.redact(n.Content[0], nil)
+		if err := dumper.Dump(n.Content[0]); err != nil {
+			return nil, errors.New("it can't be written as YAML") // the writer's error may quote it
+		}
+	}
+	if err := dumper.Close(); err != nil {
+		return nil, errors.New("it can't be written as YAML")
+	}
+	return out.Bytes(), nil
+}
+
+// redact replaces secrets below a node. An alias shows what its anchor shows: what is secret at one place is known.
+func (s screen) redact(n *yaml.Node, path []string) {
+	n.HeadComment, n.LineComment, n.FootComment = "", "", ""
+	switch n.Kind {
+	case yaml.MappingNode:
+		for i := 0; i+1 < len(n.Content); i += 2 {
+			key, value := n.Content[i], n.Content[i+1]
+			s.redact(value, append(path[:len(path):len(path)], key.Value))
+			s.redact(key, nil)
+		}
+	case yaml.SequenceNode:
+		for _, item := range n.Content {
+			s.redact(item, path)
+		}
+	case yaml.ScalarNode:
+		if n.ShortTag() == "!!null" || n.Value == "" {
+			return
+		}
+		if shown := s.scalar(path, n.Value); shown != quoted(n.Value) {
+			n.SetString(shown)
+			n.Tag, n.Style = "!!str", 0
+		}
+	}
 }

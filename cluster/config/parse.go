@@ -21,6 +21,8 @@ import (
 	"strings"
 
 	"go.yaml.in/yaml/v4"
+
+	"github.com/recast-sh/recast/internal/redact"
 )
 
 // Documents are the documents of one configuration.
@@ -31,7 +33,6 @@ type document struct {
 	root *value
 }
 
-// kind is the first word of the id.
 func (d document) kind() string {
 	kind, _, _ := strings.Cut(d.id, " ")
 	return kind
@@ -62,8 +63,7 @@ const MainDocument = "v1alpha1"
 const maxValues = 1 << 16
 
 // Parse reads a configuration. Its errors quote nothing from it.
-func Parse(b []byte) (Documents, error) {
-	var docs Documents
+func Parse(b []byte) (docs Documents, err error) {
 	seen := map[string]int{}
 	decoder := yaml.NewDecoder(bytes.NewReader(b))
 	left := maxValues
@@ -105,7 +105,6 @@ func notYAML(err error) error {
 	return errors.New("not valid YAML")
 }
 
-// id identifies a document: kind and name.
 func (v *value) id() string {
 	text := func(key string) string {
 		if f := v.fields[key]; f != nil {
@@ -196,8 +195,7 @@ func (p *parser) mapping(n *yaml.Node) (*value, error) {
 	return v, nil
 }
 
-// merge adds to v the fields of the value of "<<" that v lacks. The value is a mapping, or a list of mappings, where
-// earlier mappings take precedence.
+// merge adds the fields that v lacks from "<<", a mapping or a list of mappings, the earlier first.
 func (v *value) merge(from *value) {
 	for key, child := range from.fields {
 		if _, own := v.fields[key]; !own {
@@ -212,8 +210,7 @@ func (v *value) merge(from *value) {
 // decimal matches a number that reads the same in a field of strings and in a field of numbers.
 var decimal = regexp.MustCompile(`^-?(?:0|[1-9][0-9]*)$`)
 
-// scalarOf returns the value of a scalar. Scalars are compared by text, as a field of strings would read it: 1 and
-// "1" are the same. So are two spellings of a non-decimal integer, such as 0644 and 0o644.
+// scalarOf compares by text, as a field of strings would: 1 is "1". So are spellings of an integer: 0644 is 0o644.
 func scalarOf(n *yaml.Node) *value {
 	v := &value{kind: scalar, text: n.Value, shown: n.Value}
 	switch tag := n.ShortTag(); {
@@ -236,8 +233,7 @@ func quoted(text string) string {
 	return text
 }
 
-// Hash is the SHA-256 of the documents' content: two configurations have the same hash exactly if
-// Compare finds no difference.
+// Hash is the SHA-256 of the content: equal exactly if Compare finds no difference.
 func (d Documents) Hash() string {
 	h := sha256.New()
 	for _, doc := range d.list {
@@ -273,8 +269,7 @@ func (v *value) write(h hash.Hash) {
 	}
 }
 
-// Role returns the role that the configuration gives its node, as Kubernetes' users know it: "control-plane" or
-// "worker".
+// Role returns the node's role as Kubernetes' users know it: "control-plane" or "worker".
 func (d Documents) Role() string {
 	if t := d.machineType(); t == "controlplane" || t == typeInit {
 		return "control-plane"
@@ -290,7 +285,6 @@ func (d Documents) TypeInit() bool { return d.machineType() == typeInit }
 
 const typeInit = "init"
 
-// machineType returns the machine.type; "": there is none.
 func (d Documents) machineType() string {
 	if t := d.main("machine", "type"); t != nil {
 		return t.shown
@@ -298,7 +292,6 @@ func (d Documents) machineType() string {
 	return ""
 }
 
-// main returns the value at a path of the main document; nil if there is none.
 func (d Documents) main(path ...string) *value {
 	for _, doc := range d.list {
 		if doc.id == MainDocument {
@@ -308,9 +301,7 @@ func (d Documents) main(path ...string) *value {
 	return nil
 }
 
-// SameButForRecast says whether two configurations differ in nothing but what recast sets in each: installer, install
-// disk, hostname, and the versions of Kubernetes. Even if it returns false, they may have the same meaning: one of
-// them may be written in other documents.
+// SameButForRecast: two configurations differ only in what recast sets. Others may mean the same in other documents.
 func SameButForRecast(a, b Documents) bool { return a.neutral().Hash() == b.neutral().Hash() }
 
 // setByRecast are the fields that recast sets, by the kind of document.
@@ -327,8 +318,7 @@ var setByRecast = map[string][][]string{
 }
 
 // neutral returns d without the fields of setByRecast, and without versions in images of Kubernetes.
-func (d Documents) neutral() Documents {
-	var out Documents
+func (d Documents) neutral() (out Documents) {
 	for _, doc := range d.list {
 		for _, path := range setByRecast[doc.id] {
 			doc.root = doc.root.with(path, nil)
@@ -344,7 +334,6 @@ func (d Documents) neutral() Documents {
 	return out
 }
 
-// at returns the value at a path of keys; nil if there is none.
 func (v *value) at(path []string) *value {
 	for _, key := range path {
 		if v = v.fields[key]; v == nil {
@@ -354,8 +343,7 @@ func (v *value) at(path []string) *value {
 	return v
 }
 
-// with returns a copy of v with another value at a path. v stays as it is if it has no value there. If other is nil,
-// the value is removed, and so are mappings that become empty.
+// with returns a copy of v with other at a path that it has; nil removes the value, and mappings that get empty.
 func (v *value) with(path []string, other *value) *value {
 	child := v.fields[path[0]]
 	if child == nil {
@@ -372,4 +360,233 @@ func (v *value) with(path []string, other *value) *value {
 		changed.fields[path[0]] = other
 	}
 	return &changed
+}
+
+// Schematic is what a schematic asks of an image, as a running image states it.
+type Schematic struct {
+	KernelArgs     []string          // without recast's own
+	Meta           map[string]string // by key
+	EmbeddedConfig string            // the machine configuration in the image; a secret
+	Extensions     []string          // by their official names, in build order
+	// Rest is everything else by its path, "customization.bootloader", whether this recast knows it or not.
+	Rest map[string]string
+}
+
+// LockArg is the kernel argument in which a schematic carries the hash of its extension digests.
+const LockArg = "recast.lock="
+
+// ParseSchematic reads the Image Factory's form of a schematic. Errors quote nothing: the text may hold secrets.
+func ParseSchematic(text string) (Schematic, error) {
+	s := Schematic{Meta: map[string]string{}, Rest: map[string]string{}}
+	var root map[string]any
+	if err := yaml.Unmarshal([]byte(text), &root); err != nil || root == nil {
+		return s, errors.New("not in the Image Factory's format")
+	}
+	customization, _ := root["customization"].(map[string]any)
+	var args, extensions, meta []any
+	var problems []error
+	take(customization, "extraKernelArgs", &args, &problems)
+	take(customization, "meta", &meta, &problems)
+	take(customization, "embeddedMachineConfiguration", &s.EmbeddedConfig, &problems)
+	if list, ok := customization["systemExtensions"].(map[string]any); ok {
+		take(list, "officialExtensions", &extensions, &problems)
+	}
+	for _, entry := range args {
+		for arg := range strings.FieldsSeq(fmt.Sprint(entry)) { // one entry may hold several
+			if !strings.HasPrefix(arg, LockArg) {
+				s.KernelArgs = append(s.KernelArgs, arg)
+			}
+		}
+	}
+	for _, entry := range extensions {
+		s.Extensions = append(s.Extensions, fmt.Sprint(entry))
+	}
+	for _, entry := range meta {
+		value, ok := entry.(map[string]any)
+		if !ok {
+			problems = append(problems, errors.New("a META value is not in the Image Factory's format"))
+			continue
+		}
+		s.Meta[metaKey(value["key"])] = fmt.Sprint(value["value"])
+	}
+	flatten("", root, s.Rest)
+	return s, errors.Join(problems...)
+}
+
+func take[V any](from map[string]any, key string, to *V, problems *[]error) {
+	value, there := from[key]
+	if !there || value == nil {
+		return
+	}
+	taken, ok := value.(V)
+	if !ok {
+		*problems = append(*problems, fmt.Errorf("its %s is not in the Image Factory's format", key))
+		return
+	}
+	*to = taken
+	delete(from, key)
+}
+
+func metaKey(key any) string {
+	n, err := strconv.ParseUint(fmt.Sprint(key), 0, 8)
+	if err != nil {
+		return fmt.Sprint(key)
+	}
+	return fmt.Sprintf("%#x", n)
+}
+
+// flatten writes each value of a tree to out by its path. Empty values ask for nothing and are left out.
+func flatten(path string, value any, out map[string]string) {
+	switch v := value.(type) {
+	case nil:
+	case map[string]any:
+		for _, key := range slices.Sorted(maps.Keys(v)) {
+			flatten(strings.TrimPrefix(path+"."+key, "."), v[key], out)
+		}
+	case []any:
+		for i, entry := range v {
+			flatten(fmt.Sprintf("%s[%d]", path, i), entry, out)
+		}
+	default:
+		if text := fmt.Sprint(v); text != "" {
+			out[path] = text
+		}
+	}
+}
+
+// SchematicChange is one way in which two schematics differ. No part of it is secret.
+type SchematicChange struct {
+	Code     string // "kernel-argument", "meta", "overlay", "bootloader", "embedded-config", "schematic"
+	What     string // "kernel argument mitigations"
+	Old, New string // "": it is not there
+}
+
+func (c SchematicChange) String() string {
+	switch {
+	case c.Old == c.New:
+		return c.What + " has another value"
+	case c.Old == "":
+		return fmt.Sprintf("%s is missing", strings.TrimSpace(c.What+" "+c.New))
+	case c.New == "":
+		return fmt.Sprintf("%s is not in the schematic", strings.TrimSpace(c.What+" "+c.Old))
+	}
+	return fmt.Sprintf("%s: %s → %s", c.What, c.Old, c.New)
+}
+
+// CompareSchematics compares, of the extensions only the order: a node itself lists which it has.
+func CompareSchematics(found, wanted Schematic) []SchematicChange {
+	out := compareArgs(found.KernelArgs, wanted.KernelArgs)
+	out = append(out, compareMeta(found.Meta, wanted.Meta)...)
+	if found.EmbeddedConfig != wanted.EmbeddedConfig {
+		out = append(out, SchematicChange{"embedded-config", "embedded machine configuration", there(found.EmbeddedConfig), there(wanted.EmbeddedConfig)})
+	}
+	for _, path := range slices.Sorted(maps.Keys(union(found.Rest, wanted.Rest))) {
+		if was, is := found.Rest[path], wanted.Rest[path]; was != is {
+			code, what := named(path)
+			out = append(out, SchematicChange{code, what, shown(was), shown(is)})
+		}
+	}
+	if reordered(found.Extensions, wanted.Extensions) {
+		out = append(out, SchematicChange{"schematic", "order of the extensions", strings.Join(found.Extensions, ", "), strings.Join(wanted.Extensions, ", ")})
+	}
+	return out
+}
+
+// compareArgs compares kernel arguments as lists: one may be there twice, and of one name the later counts.
+func compareArgs(was, is []string) (out []SchematicChange) {
+	gone, fresh := without(was, is), without(is, was)
+	for _, arg := range gone {
+		name, old, _ := strings.Cut(arg, "=")
+		i := slices.IndexFunc(fresh, func(f string) bool { other, _, _ := strings.Cut(f, "="); return other == name })
+		if i < 0 || old == "" {
+			out = append(out, SchematicChange{"kernel-argument", "kernel argument", show(arg), ""})
+			continue
+		}
+		value := func(arg string) string { _, v, _ := strings.Cut(show(arg), "="); return v }
+		out = append(out, SchematicChange{"kernel-argument", "kernel argument " + name, value(arg), value(fresh[i])})
+		fresh = slices.Delete(fresh, i, i+1)
+	}
+	for _, arg := range fresh {
+		out = append(out, SchematicChange{"kernel-argument", "kernel argument", "", show(arg)})
+	}
+	if len(out) == 0 && !slices.Equal(was, is) {
+		out = append(out, SchematicChange{"kernel-argument", "order of the kernel arguments", strings.Join(each(was, show), " "), strings.Join(each(is, show), " ")})
+	}
+	return out
+}
+
+func without(list, other []string) []string {
+	list = slices.Clone(list)
+	for _, o := range other {
+		if i := slices.Index(list, o); i >= 0 {
+			list = slices.Delete(list, i, i+1)
+		}
+	}
+	return list
+}
+
+func compareMeta(was, is map[string]string) (out []SchematicChange) {
+	for _, key := range slices.Sorted(maps.Keys(union(was, is))) {
+		old, hadOne := was[key]
+		fresh, hasOne := is[key]
+		if old != fresh || hadOne != hasOne {
+			out = append(out, SchematicChange{"meta", "META value " + key, metaShown(old, hadOne), metaShown(fresh, hasOne)})
+		}
+	}
+	return out
+}
+
+// metaShown returns a META value as it may be shown: only a short line, as others may be configurations with keys.
+func metaShown(value string, there bool) string {
+	switch {
+	case !there:
+		return ""
+	case value == "" || len(value) > 60 || strings.ContainsAny(value, "\r\n"):
+		return redact.Mark
+	}
+	return shown(value)
+}
+
+var names = []struct{ prefix, code, what string }{
+	{"overlay.name", "overlay", "overlay"},
+	{"overlay.image", "overlay", "image of the overlay"},
+	{"overlay.options.", "overlay", "option of the overlay "},
+	{"customization.bootloader", "bootloader", "bootloader"},
+	{"customization.secureboot.", "secure-boot", "Secure Boot setting "},
+	{"customization.diskImage.", "schematic", "setting of the disk image "},
+	{"customization.", "schematic", "schematic's "},
+}
+
+func named(path string) (code, what string) {
+	for _, n := range names {
+		if rest, ok := strings.CutPrefix(path, n.prefix); ok {
+			return n.code, n.what + rest
+		}
+	}
+	return "schematic", "schematic's " + path
+}
+
+// show returns a kernel argument without its secrets.
+func show(arg string) string { shown, _ := redact.KernelArg(arg); return shown }
+
+// shown returns any other value without what looks like a secret.
+func shown(value string) string { return redact.New(nil).Text(value) }
+
+func each(list []string, change func(string) string) (out []string) {
+	for _, entry := range list {
+		out = append(out, change(entry))
+	}
+	return out
+}
+
+// there hides a text that is secret as a whole.
+func there(text string) string {
+	if text == "" {
+		return ""
+	}
+	return redact.Mark
+}
+
+func reordered(a, b []string) bool {
+	return !slices.Equal(a, b) && slices.Equal(slices.Sorted(slices.Values(a)), slices.Sorted(slices.Values(b)))
 }

@@ -90,52 +90,45 @@ func TestRole(t *testing.T) {
 	}
 }
 
-// requireAnswers asks each of the configurations.
-func requireAnswers(t *testing.T, ask func(Documents) bool, cases map[string]bool) {
-	t.Helper()
-	for text, want := range cases {
-		docs := must.Get(Parse([]byte(text)))(t)
-		must.Equal(t, text, want, ask(docs))
+// TestDiscoveryAndKubeSpan: a registry in Kubernetes alone has no discovery service.
+func TestDiscoveryAndKubeSpan(t *testing.T) {
+	t.Parallel()
+	type row struct {
+		ask   func(Documents) bool
+		cases map[string]bool
 	}
-}
-
-func TestDiscovers(t *testing.T) {
-	t.Parallel()
-	requireAnswers(t, Documents.Discovers, map[string]bool{
-		"": false,
-		"version: v1alpha1\ncluster: {discovery: {enabled: true}}\n":                                     true,
-		"version: v1alpha1\ncluster: {discovery: {enabled: false}}\n":                                    false,
-		"version: v1alpha1\ncluster: {}\n":                                                               false,
-		"version: v1alpha1\nmachine: {}\n---\napiVersion: v1alpha1\nkind: DiscoveryServiceConfig\n":      true,
-		"version: v1alpha1\nmachine: {}\n---\napiVersion: v1alpha1\nkind: DiscoveryIdentityConfig\n":     false,
-		"version: v1alpha1\n---\napiVersion: v1alpha1\nkind: DiscoveryServiceConfig\nname: of-our-own\n": true,
-	})
-}
-
-func TestKubeSpan(t *testing.T) {
-	t.Parallel()
-	requireAnswers(t, Documents.KubeSpan, map[string]bool{
-		"": false,
-		"version: v1alpha1\nmachine: {network: {kubespan: {enabled: true}}}\n":                                     true,
-		"version: v1alpha1\nmachine: {network: {kubespan: {enabled: false}}}\n":                                    false,
-		"version: v1alpha1\nmachine: {network: {kubespan: {mtu: 1400}}}\n":                                         false,
-		"version: v1alpha1\nmachine: {network: {}}\n":                                                              false,
-		"version: v1alpha1\nmachine: {}\n---\napiVersion: v1alpha1\nkind: KubeSpanConfig\nenabled: true\n":         true,
-		"version: v1alpha1\nmachine: {}\n---\napiVersion: v1alpha1\nkind: KubeSpanConfig\n":                        false,
-		"version: v1alpha1\n---\napiVersion: v1alpha1\nkind: KubeSpanEndpointsConfig\nextraAnnouncedEndpoints: []": false,
-	})
-}
-
-// TestDiscoveryService: a registry in Kubernetes alone has no service.
-func TestDiscoveryService(t *testing.T) {
-	t.Parallel()
-	const document = "---\napiVersion: v1alpha1\nkind: DiscoveryServiceConfig\n"
-	requireAnswers(t, Documents.DiscoveryService, map[string]bool{
-		"version: v1alpha1\ncluster: {}\n":                           false,
-		"version: v1alpha1\ncluster: {discovery: {enabled: true}}\n": true,
-		"version: v1alpha1\ncluster: {discovery: {enabled: true, registries: {service: {endpoint: https://discovery.example}}}}\n":           true,
-		"version: v1alpha1\ncluster: {discovery: {enabled: true, registries: {service: {disabled: true}, kubernetes: {disabled: false}}}}\n": false,
-		"version: v1alpha1\ncluster: {discovery: {enabled: false}}\n":                                                                        false,
-		"version: v1alpha1\ncluster: {}\n" + document:                                                                                        true,
+	must.Each(t, map[string]row{
+		"discovers": {Documents.Discovers, map[string]bool{
+			"": false,
+			"version: v1alpha1\ncluster: {discovery: {enabled: true}}\n":                                     true,
+			"version: v1alpha1\ncluster: {discovery: {enabled: false}}\n":                                    false,
+			"version: v1alpha1\ncluster: {}\n":                                                               false,
+			"version: v1alpha1\nmachine: {}\n---\napiVersion: v1alpha1\nkind: DiscoveryServiceConfig\n":      true,
+			"version: v1alpha1\nmachine: {}\n---\napiVersion: v1alpha1\nkind: DiscoveryIdentityConfig\n":     false,
+			"version: v1alpha1\n---\napiVersion: v1alpha1\nkind: DiscoveryServiceConfig\nname: of-our-own\n": true,
+		}},
+		"KubeSpan": {Documents.KubeSpan, map[string]bool{
+			"": false,
+			"version: v1alpha1\nmachine: {network: {kubespan: {enabled: true}}}\n":                                     true,
+			"version: v1alpha1\nmachine: {network: {kubespan: {enabled: false}}}\n":                                    false,
+			"version: v1alpha1\nmachine: {network: {kubespan: {mtu: 1400}}}\n":                                         false,
+			"version: v1alpha1\nmachine: {network: {}}\n":                                                              false,
+			"version: v1alpha1\nmachine: {}\n---\napiVersion: v1alpha1\nkind: KubeSpanConfig\nenabled: true\n":         true,
+			"version: v1alpha1\nmachine: {}\n---\napiVersion: v1alpha1\nkind: KubeSpanConfig\n":                        false,
+			"version: v1alpha1\n---\napiVersion: v1alpha1\nkind: KubeSpanEndpointsConfig\nextraAnnouncedEndpoints: []": false,
+		}},
+		"a discovery service": {Documents.DiscoveryService, map[string]bool{
+			"version: v1alpha1\ncluster: {}\n":                           false,
+			"version: v1alpha1\ncluster: {discovery: {enabled: true}}\n": true,
+			"version: v1alpha1\ncluster: {discovery: {enabled: true, registries: {service: {endpoint: https://discovery.example}}}}\n":           true,
+			"version: v1alpha1\ncluster: {discovery: {enabled: true, registries: {service: {disabled: true}, kubernetes: {disabled: false}}}}\n": false,
+			"version: v1alpha1\ncluster: {discovery: {enabled: false}}\n":                                                                        false,
+			"version: v1alpha1\ncluster: {}\n---\napiVersion: v1alpha1\nkind: DiscoveryServiceConfig\n":                                          true,
+		}},
+	}, func(t *testing.T, tc row) {
+		for text, want := range tc.cases {
+			docs := must.Get(Parse([]byte(text)))(t)
+			must.Equal(t, text, want, tc.ask(docs))
+		}
 	})
 }

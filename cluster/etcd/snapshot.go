@@ -2,6 +2,7 @@ package etcd
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
@@ -12,11 +13,16 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/etcddb"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/step"
+	"github.com/recast-sh/recast/internal/wait"
+	"github.com/recast-sh/recast/internal/words"
 )
 
 // Snapshot is a snapshot of etcd that was verified to be complete.
@@ -29,8 +35,7 @@ type Snapshot struct {
 	Peers map[string][]string `json:"-"` // URLs at which the others reached each
 }
 
-// SaveSnapshot streams a snapshot of etcd into a file. The file gets its name only when it is
-// complete, verified and on disk.
+// SaveSnapshot streams a snapshot of etcd into a file, which gets its name only when verified and on disk.
 func SaveSnapshot(ctx context.Context, file string, stream func(io.Writer) error) (found Snapshot, err error) {
 	if err := os.MkdirAll(filepath.Dir(file), 0o700); err != nil {
 		return found, err
@@ -60,11 +65,9 @@ func SaveSnapshot(ctx context.Context, file string, stream func(io.Writer) error
 	return found, syncDir(filepath.Dir(file))
 }
 
-// partial is the name pattern of an incomplete snapshot.
 const partial = ".etcd-*.part"
 
-// removeParts removes the part files of killed processes, which hold all secrets of Kubernetes. A
-// part file untouched for an hour has no owner.
+// removeParts: killed processes' parts have all secrets of Kubernetes. After an hour untouched, nobody owns them.
 func removeParts(dir string) error {
 	parts, err := filepath.Glob(filepath.Join(dir, partial))
 	for _, part := range parts {
@@ -86,9 +89,7 @@ func syncDir(dir string) error {
 // smallestDatabase is one page, in the smallest page size that a machine has.
 const smallestDatabase = 4096
 
-// ReadSnapshot checks a file as etcd itself does before a restore. The file must be a database, followed by the
-// SHA-256 of the whole database unless it was copied from a member's data directory (etcdutl/snapshot, hasChecksum
-// and copyAndVerifyDB).
+// ReadSnapshot checks a file as etcd's restore does: a database and its SHA-256, which one copied from a member lacks.
 func ReadSnapshot(ctx context.Context, file string, copied bool) (found Snapshot, err error) {
 	f, err := os.Open(file)
 	if err != nil {
@@ -136,8 +137,7 @@ func ReadSnapshot(ctx context.Context, file string, copied bool) (found Snapshot
 }
 
 // BackUp saves a snapshot of the most up-to-date of the members at these addresses: the leader, else another voting
-// member that follows a leader. Problems of other members are warnings. BackUp refuses if members do not agree on the
-// data, because then no snapshot can be trusted.
+// member that follows a leader. Problems of other members are warnings. It refuses if members do not agree on the data.
 func BackUp(ctx context.Context, etcd cluster.EtcdReader, ask []netip.Addr, file string, say func(string)) (Backup, error) {
 	v, at, problems := atEndpoints(ctx, etcd, ask)
 	if err := ctx.Err(); err != nil {
@@ -155,7 +155,7 @@ func BackUp(ctx context.Context, etcd cluster.EtcdReader, ask []netip.Addr, file
 	for _, m := range fit {
 		s := v.Statuses[m.ID]
 		b.Member, b.Address = m.Label(), at[m.ID]
-		say(fmt.Sprintf("reading the database of %s (%s, %d MiB)", b.Member, leads(s), s.DBBytes>>20))
+		say(fmt.Sprintf("reading the database of %s (%s, %d MiB)", b.Member, map[bool]string{true: "the leader", false: "a follower"}[s.Leader == s.MemberID], s.DBBytes>>20))
 		b.Snapshot, err = SaveSnapshot(ctx, file, func(w io.Writer) error {
 			return etcd.EtcdSnapshot(ctx, b.Address, m.ID, &counted{w: w, of: s.DBBytes, say: say})
 		})
@@ -225,7 +225,6 @@ func atEndpoints(ctx context.Context, view cluster.EtcdReader, ask []netip.Addr)
 	return v, at, problems
 }
 
-// counted reports the progress of a stream.
 type counted struct {
 	w        io.Writer
 	n, of    int64
@@ -242,12 +241,296 @@ func (c *counted) Write(b []byte) (int, error) {
 	return n, err
 }
 
-func leads(s cluster.EtcdStatus) string {
-	if s.Leader == s.MemberID {
-		return "the leader"
-	}
-	return "a follower"
-}
-
 // saidEvery is the number of bytes of a snapshot between two progress reports.
 const saidEvery = 64 << 20
+
+// WipeByReset is the command with which a machine deletes its etcd data, and everything else in that volume. Without
+// the flags Talos first drains the node and leaves etcd, which does not run, and then switches it off.
+const WipeByReset = "talosctl reset --system-labels-to-wipe EPHEMERAL --reboot --graceful=false (ETCD where the machine has that volume)"
+
+// FindTarget looks at the talosconfig's endpoints: without etcd Kubernetes is down. Others must be known workers.
+func FindTarget(ctx context.Context, talos cluster.MachineReader, files cluster.FileReader, ask []netip.Addr, node string, nodes []string) (t Target, err error) {
+	var problems []error
+	for _, addr := range ask {
+		m, err := cluster.ReadMachine(ctx, talos, addr)
+		name := cmp.Or(m.Nodename, m.Hostname)
+		switch {
+		case err != nil:
+			problems = append(problems, err)
+		case name != node && m.ControlPlane:
+			return t, notSingle(node, words.OrNone(name))
+		case name != node:
+			problems = append(problems, fmt.Errorf("%s is %s", addr, words.OrNone(name)))
+		case !m.ControlPlane:
+			return t, fault.Configf("%s is a worker: it has no etcd", node)
+		case m.TypeInit:
+			return t, fault.WithHint(fault.EtcdSnapshot.Refusedf("%s is of machine.type init: it takes no snapshot, but Talos begins a new, empty etcd there", node),
+				"set machine.type: controlplane in its configuration: talosctl patch machineconfig -n %s --mode staged -p '{\"machine\":{\"type\":\"controlplane\"}}'; then run the same command again, which sees whether it has data of etcd", addr)
+		case t.Node == "":
+			t = Target{Node: node, Addr: addr, UUID: m.UUID}
+		}
+	}
+	if t.Node == "" {
+		return t, fault.WithHint(fmt.Errorf("%s answers at none of the talosconfig's endpoints: %w", node, errors.Join(problems...)),
+			"it must be up, configured, and named by an endpoint: talosctl config endpoint")
+	}
+	if err := requireSingle(ctx, talos, node, nodes); err != nil {
+		return t, err
+	}
+	t.Data, err = HasData(ctx, files, cluster.Endpoint{Node: t.Node, Addr: t.Addr}, t.UUID)
+	return t, err
+}
+
+// Restore restores etcd of a single control plane from a snapshot.
+type Restore struct {
+	Begin
+	Kube cluster.NodeReader
+	Left func(text string) // see Kubelets
+
+	waited bool // the node was seen healthy
+}
+
+func (r *Restore) Steps() step.Step {
+	return step.Step{ID: "restore", Code: fault.EtcdSnapshot, Title: "restore etcd on " + r.Target.Node, Steps: func(context.Context) ([]step.Step, error) {
+		return []step.Step{
+			r.Step("recover-etcd"),
+			{
+				ID: "wait-healthy", Title: "wait until " + r.Target.Node + " is healthy",
+				Skip: r.healthy, Do: r.awaitHealthy,
+			},
+			Kubelets{Talos: r.Talos, Kube: r.Kube, Say: func(text string) { r.Say("restore/restart-kubelets", text) }, Left: r.Left}.Step(),
+		}, nil
+	}}
+}
+
+func (r *Restore) awaitHealthy(ctx context.Context) error {
+	err := r.wait(ctx, "restore/wait-healthy", r.Target.Node+" healthy", func(ctx context.Context) (bool, string, error) {
+		what, err := r.lacks(ctx)
+		return err == nil && what == "", what, err
+	})
+	r.waited = err == nil
+	return err
+}
+
+// healthy is the goal of awaitHealthy, and has no error until that has seen it: the wait itself says what is missing.
+func (r *Restore) healthy(ctx context.Context) (string, error) {
+	what, err := r.lacks(ctx)
+	switch {
+	case err == nil && what == "":
+		return r.Target.Node + " is Ready", nil
+	case !r.waited:
+		return "", nil
+	}
+	return "", err
+}
+
+func (r *Restore) lacks(ctx context.Context) (string, error) {
+	m, err := cluster.ReadMachine(ctx, r.Talos, r.Target.Addr)
+	switch {
+	case err != nil:
+		return "", err
+	case m.UUID != r.Target.UUID:
+		return fmt.Sprintf("%s answers with UUID %s", r.Target.Addr, m.UUID), nil
+	case m.Stage != "running" || !m.Ready:
+		return m.Standing(), nil
+	}
+	v, err := Look(ctx, r.Talos, []cluster.Endpoint{{Node: r.Target.Node, Addr: r.Target.Addr}})
+	if err != nil {
+		return "", err
+	}
+	if wrong := v.Unhealthy(""); len(wrong) > 0 {
+		return "etcd: " + strings.Join(wrong, "; "), nil
+	}
+	return cluster.LacksNode(ctx, r.Kube, r.Target.Node, m.UUID, m.BootID)
+}
+
+// Target is the only control plane of a cluster, with no etcd or a new one.
+type Target struct {
+	Node string     `json:"node"`
+	Addr netip.Addr `json:"address"`
+	UUID string     `json:"uuid"`
+	Data bool       `json:"-"` // the machine has data of etcd
+}
+
+const disasterRecovery = "https://docs.siderolabs.com/talos/latest/build-and-extend-talos/cluster-operations-and-maintenance/disaster-recovery"
+
+func notSingle(node string, others ...string) error {
+	return fault.WithHint(fault.EtcdSnapshot.Refusedf("%s is not the only control plane: Talos knows %s as well", node, strings.Join(others, ", ")),
+		"as long as one of them has etcd's data, let %s join it; where none has: %s", node, disasterRecovery)
+}
+
+// requireSingle refuses if there may be other control planes, with etcds. Discovery soon forgets what is off.
+func requireSingle(ctx context.Context, talos cluster.MemberReader, node string, nodes []string) error {
+	members, err := talos.Members(ctx)
+	if err != nil {
+		return fault.EtcdSnapshot.Errorf("whether %s is the only control plane can't be determined: %w", node, err)
+	}
+	var others []string
+	known := map[string]bool{}
+	for _, m := range members {
+		known[m.Nodename] = true
+		if m.ControlPlane && m.Nodename != node && !slices.Contains(others, m.Nodename) {
+			others = append(others, m.Nodename)
+		}
+	}
+	if len(others) > 0 {
+		return notSingle(node, others...)
+	}
+	if unknown := cluster.Where(nodes, func(n string) bool { return !known[n] }); len(unknown) > 0 {
+		return fault.WithHint(fault.EtcdSnapshot.Refusedf("whether %s is the only control plane can't be determined: Talos' discovery does not know %s at present", node, strings.Join(unknown, ", ")),
+			"start what is off, or take out of nodes in recast.yaml what is gone for good; where discovery is switched off, and %s has always been the only one: %s", node, disasterRecovery)
+	}
+	return nil
+}
+
+// Begin makes a machine begin an etcd: the first member of a new etcd, or the only member of a restored one. Begin
+// can be interrupted anywhere: an incomplete snapshot does not match its checksum, and the next upload replaces it
+// (Talos 1.14 does not even keep it); etcd is bootstrapped only where it has no data.
+type Begin struct {
+	Talos  cluster.Talos
+	Target Target
+	File   string // snapshot to begin with; "": etcd begins empty
+	Copied bool   // File is a copy of a database, without a checksum
+	Timing cluster.Timing
+	Above  string // path of the step above
+	Say    func(path, text string)
+	// Bootstraps is called before Talos is asked to bootstrap: from then on etcd may have data.
+	Bootstraps func() error // nil: nothing is called
+	Failed     string       // what to do if etcd does not begin
+
+	path string // of the step
+	ran  bool   // etcd was seen running
+}
+
+func (b *Begin) Step(id string) step.Step {
+	b.path = b.Above + "/" + id
+	_, with, code := b.start()
+	return step.Step{ID: id, Code: code, Title: "begin etcd on " + b.Target.Node + " with " + with, Risk: step.Destructive, Skip: b.begun, Do: b.begin}
+}
+
+// start is what etcd begins with, for Talos and in words, and the code of a failure.
+func (b *Begin) start() (content cluster.EtcdContent, with string, code fault.Code) {
+	switch {
+	case b.File == "":
+		return cluster.EtcdEmpty, "an empty etcd", fault.EtcdUnhealthy
+	case b.Copied:
+		return cluster.EtcdCopy, b.File, fault.EtcdSnapshot
+	}
+	return cluster.EtcdSnapshot, b.File, fault.EtcdSnapshot
+}
+
+// etcdRuns is the goal of begin: the member leads an etcd of one.
+func (b *Begin) etcdRuns(ctx context.Context) (string, error) {
+	s, err := b.Talos.EtcdStatus(ctx, b.Target.Addr)
+	if err != nil || s.Leader == 0 || s.Leader != s.MemberID {
+		return "", err
+	}
+	return fmt.Sprintf("etcd %s runs on %s as member %x", s.Version, b.Target.Node, s.MemberID), nil
+}
+
+// begun is etcdRuns, but ignores errors until etcd has been seen running.
+func (b *Begin) begun(ctx context.Context) (string, error) {
+	why, err := b.etcdRuns(ctx)
+	if !b.ran {
+		err = nil
+	}
+	return why, err
+}
+
+// insist repeats do until the machine is ready for it.
+func (b *Begin) insist(ctx context.Context, name string, do func(context.Context) error) error {
+	b.Say(b.path, name)
+	return b.wait(ctx, b.path, name, func(ctx context.Context) (bool, string, error) {
+		err := do(ctx)
+		if err == nil || errors.Is(err, cluster.ErrNotYet) {
+			return err == nil, "", err
+		}
+		return false, "", wait.Stop(err)
+	})
+}
+
+func (b *Begin) begin(ctx context.Context) error {
+	var lost error
+	content, with, _ := b.start()
+	if !b.Target.Data { // else an earlier run has bootstrapped etcd
+		if b.File != "" {
+			if err := b.insist(ctx, "upload the snapshot to "+b.Target.Node, b.upload); err != nil {
+				return err
+			}
+		}
+		if b.Bootstraps != nil {
+			if err := b.Bootstraps(); err != nil {
+				return err
+			}
+		}
+		begin := "make " + b.Target.Node + " begin with " + with
+		if err := b.insist(ctx, begin, func(ctx context.Context) error {
+			err := b.Talos.EtcdBootstrap(ctx, b.Target.Addr, b.Target.UUID, content)
+			if errors.Is(err, cluster.ErrLostAnswer) { // the request is never repeated: from here on we only watch
+				lost = fault.Prefix(begin, err)
+				b.Say(b.path, err.Error())
+				return nil
+			}
+			return err
+		}); err != nil {
+			return err
+		}
+	}
+	return cluster.Unanswered(lost, b.wait(ctx, b.path, "etcd on "+b.Target.Node, func(ctx context.Context) (bool, string, error) {
+		why, silent := b.etcdRuns(ctx)
+		if b.ran = why != ""; b.ran {
+			return true, why, nil
+		}
+		state, last, err := b.Talos.EtcdService(ctx, b.Target.Addr)
+		if err == nil && state == "Failed" {
+			return false, "", wait.Stop(fault.WithHint(fmt.Errorf("etcd could not begin with %s: %s", with, last),
+				"%s; talosctl -n %s list %s shows whether it left something there, which has to go first: %s, which also wipes whatever else that volume holds", b.Failed, b.Target.Addr, DataDir, WipeByReset))
+		}
+		if state == "Running" && err == nil {
+			err = silent
+		}
+		return false, strings.TrimSuffix(state+": "+last, ": "), err
+	}))
+}
+
+func (b *Begin) upload(ctx context.Context) error {
+	f, err := os.Open(b.File)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	return b.Talos.EtcdRecover(ctx, b.Target.Addr, b.Target.UUID, f)
+}
+
+func (b *Begin) wait(ctx context.Context, path, name string, look wait.Look) error {
+	w := wait.For{Name: name, Every: b.Timing.Poll, Timeout: b.Timing.Join, Seen: func(seen string) { b.Say(path, seen) }}
+	err := wait.Until(ctx, w, look)
+	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
+		return fault.WithHint(err, "run the same command again: it continues where this one stopped")
+	}
+	return err
+}
+
+// Source is the content with which the etcd of a broken cluster begins again; the zero value: etcd begins empty.
+type Source struct {
+	File   string
+	Copied bool                                  // see Begin
+	Sum    func(context.Context) (string, error) // reads File again, and returns its SHA-256
+	Left   func(text string)                     // see Kubelets
+	Gone   []string                              // the control planes that are made again: their entries in discovery are old
+}
+
+// Require refuses a snapshot that is not the planned one.
+func (s Source) Require(ctx context.Context, sum string) error {
+	switch {
+	case sum == "":
+		return nil
+	case s.File == "":
+		return fault.EtcdSnapshot.Refusedf("etcd is to begin with the snapshot with SHA-256 %s, which is not given: run the same recast rebuild again", sum)
+	}
+	now, err := s.Sum(ctx)
+	if err == nil && now != sum {
+		err = fault.EtcdSnapshot.Refusedf("its SHA-256 is %s now, not %s", now, sum)
+	}
+	return fault.Prefix("read "+s.File+" again", err)
+}

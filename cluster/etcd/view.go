@@ -30,8 +30,7 @@ type View struct {
 }
 
 // Fit returns the members whose snapshot is usable, the best first.
-func (v View) Fit() ([]cluster.EtcdMember, error) {
-	var fit []cluster.EtcdMember
+func (v View) Fit() (fit []cluster.EtcdMember, err error) {
 	unknown := maps.Clone(v.Statuses)
 	for _, m := range v.Members {
 		delete(unknown, m.ID)
@@ -68,8 +67,7 @@ func (v View) Has(e cluster.Endpoint) bool {
 	})
 }
 
-// Member finds the one member of a machine; two of the same name are an error:
-// Talos would remove the wrong one when the machine joins again.
+// Member finds a machine's one member; of two with its name, Talos would remove the wrong one when it joins again.
 func (v View) Member(name string) (m cluster.EtcdMember, found bool, err error) {
 	for _, o := range v.Members {
 		if o.Name != name {
@@ -86,25 +84,15 @@ func (v View) Member(name string) (m cluster.EtcdMember, found bool, err error) 
 
 // Names lists the members except those named in without.
 func (v View) Names(without ...string) string {
-	var out []string
-	for _, m := range v.Members {
-		if !slices.Contains(without, m.Name) {
-			out = append(out, m.Label())
-		}
-	}
+	of := cluster.Where(v.Members, func(m cluster.EtcdMember) bool { return !slices.Contains(without, m.Name) })
+	out := cluster.Each(of, func(m cluster.EtcdMember) string { return m.Label() })
 	return words.OrNone(strings.Join(out, ", "))
 }
 
-// SilentOr returns the refusal. If every problem is only a member that did not answer, it returns a
-// SilentError, so that the caller may ask again.
+// SilentOr returns the refusal, as a SilentError, so that the caller asks again, if all is only silence.
 func (v View) SilentOr(refusal error, wrong []string) error {
-	silent := 0
-	for _, err := range v.Errs {
-		if cluster.IsUnanswered(err) {
-			silent++
-		}
-	}
-	if silent < len(wrong) {
+	silent := cluster.Where(slices.Collect(maps.Values(v.Errs)), cluster.IsUnanswered)
+	if len(silent) < len(wrong) {
 		return refusal
 	}
 	return &cluster.SilentError{Err: refusal}
@@ -152,8 +140,7 @@ func (v View) nameOf(id uint64) string {
 	return fmt.Sprintf("%x", id)
 }
 
-// skew reports members that are more than one minor version apart, which etcd does not support.
-// etcd is upgraded one minor version at a time, so a roll passes through a difference of one.
+// skew reports more than one minor version between members; a roll, as etcd's upgrade, passes through one.
 func (v View) skew(except string) []string {
 	var oldest, newest cluster.EtcdStatus
 	for _, m := range v.Members {
@@ -176,8 +163,7 @@ func (v View) skew(except string) []string {
 		v.nameOf(oldest.MemberID), oldest.Version, v.nameOf(newest.MemberID), newest.Version)}
 }
 
-// Look asks the first control plane that answers for the list of members. Then it asks every
-// member, except those named in without, for its own status.
+// Look asks the first control plane that answers for the members, then each but those in without for its status.
 func Look(ctx context.Context, talos cluster.EtcdReader, ask []cluster.Endpoint, without ...string) (View, error) {
 	v := View{Statuses: map[uint64]cluster.EtcdStatus{}, Errs: map[uint64]error{}}
 	var errs []error
@@ -238,8 +224,7 @@ func AdviceForLearner(node string, addr netip.Addr, m *cluster.Machine) string {
 		"until it joins again with empty data: %s", addr, EmptyData(node, addr, m))
 }
 
-// Leftover says what to do about a member that no control plane is known to run. A member that answers belongs to
-// some machine.
+// Leftover says what to do about a member of no known control plane. One that answers is of some machine.
 func (v View) Leftover(m cluster.EtcdMember) string {
 	who := fmt.Sprintf("talosctl get members shows which machine has the name, and %s are its addresses", words.OrNone(strings.Join(m.Peers, ", ")))
 	if _, answers := v.Statuses[m.ID]; answers {
@@ -248,8 +233,7 @@ func (v View) Leftover(m cluster.EtcdMember) string {
 	return fmt.Sprintf("%s; it does not answer now: where its machine is gone for good, talosctl etcd remove-member %x removes it", who, m.ID)
 }
 
-// EmptyData says how to wipe the unused etcd data of a control plane, so that the control plane joins again; m may be
-// nil. EPHEMERAL holds more than etcd data.
+// EmptyData says how to wipe a control plane's unused etcd data, so that it joins again; m may be nil.
 func EmptyData(node string, addr netip.Addr, m *cluster.Machine) string {
 	command := func(label string) string {
 		return fmt.Sprintf("talosctl reset -n %s --graceful=false --reboot --system-labels-to-wipe %s, which also wipes whatever else that volume holds", addr, label)
@@ -280,8 +264,7 @@ func HasData(ctx context.Context, files cluster.FileReader, at cluster.Endpoint,
 	return found, nil
 }
 
-// DataDir is where Talos keeps etcd's data. Talos bootstraps a new etcd only if the directory is empty
-// (internal/app/machined/internal/server/v1alpha1, Bootstrap).
+// DataDir is etcd's. Talos bootstraps only if it is empty (machined/internal/server/v1alpha1, Bootstrap).
 const DataDir = "/var/lib/etcd"
 
 // AfterRestore says what still has to be done by hand once etcd is restored. The restored revision is lower than
@@ -304,13 +287,11 @@ type Kubelets struct {
 	Left  func(text string) // gets what a person has to restart
 }
 
-// Step returns the step that restarts the kubelets.
 func (k Kubelets) Step() step.Step {
 	return step.Step{ID: "restart-kubelets", Title: "restart the kubelets that still watch the lost etcd", Risk: step.Disruptive, Do: k.restart}
 }
 
-// restart restarts the kubelets. It does not fail for a machine that does not answer: if the machine is off, its
-// kubelet starts later.
+// restart does not fail for a machine that does not answer: if that is off, its kubelet starts later.
 func (k Kubelets) restart(ctx context.Context) error {
 	at, err := k.machines(ctx)
 	if err != nil {
@@ -358,8 +339,7 @@ func (k Kubelets) awaitReady(ctx context.Context, again []string) error {
 	return err
 }
 
-// machines returns the machines that Talos' discovery or the restored Kubernetes knows, without those of Fresh.
-// Either of the two may lack some.
+// machines are those of Talos' discovery and the restored Kubernetes, which may each lack some, without Fresh.
 func (k Kubelets) machines(ctx context.Context) (at []cluster.Endpoint, err error) {
 	members, err := k.Talos.Members(ctx)
 	if err != nil {

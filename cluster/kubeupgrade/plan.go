@@ -9,8 +9,13 @@ import (
 	"slices"
 	"strings"
 
+	"golang.org/x/sync/errgroup"
+
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/etcd"
+	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/wait"
 	"github.com/recast-sh/recast/internal/words"
 )
 
@@ -68,19 +73,16 @@ type NodeSeen struct {
 	Err     error                      // why not
 	Member  uint64                     // ID of the etcd member that the node says it runs; 0: it says none
 	// Serves is the version that its API server reports at its own address; ServesErr is why it reports none.
-	Serves    string
-	ServesErr error
-	// Unsupported says why the node's Talos does not support the wanted version, and what to do.
-	Unsupported string
+	Serves      string
+	ServesErr   error
+	Unsupported string // why the node's Talos does not support the wanted version, and what to do
 }
 
-// Work says whether there is anything to do or to wait for.
 func (p Plan) Work() bool {
 	return p.Proxy != nil || slices.ContainsFunc(p.Nodes, func(n Node) bool { return len(n.Changes)+len(n.Lacks) > 0 })
 }
 
-// maxKubeletSkew is how many minor versions a kubelet, or a kube-proxy, may be
-// older than an API server (https://kubernetes.io/releases/version-skew-policy/).
+// maxKubeletSkew: kubelets and kube-proxies may be that many minor versions older (Kubernetes' version-skew-policy).
 const maxKubeletSkew = 3
 
 // NewPlan decides how to bring Kubernetes to a version, from what was observed and nothing else.
@@ -130,14 +132,12 @@ type kubernetesPlanner struct {
 	against        []refusal
 }
 
-// refusal is a reason, and the nodes or other objects that have it.
 type refusal struct {
 	of   []string
 	text string
 }
 
-// refuse adds a reason about a node or another object; of "" is the whole cluster. A reason that several nodes share
-// is listed once.
+// refuse adds a reason about a node or object; of "": the cluster. A reason that several share is listed once.
 func (p *kubernetesPlanner) refuse(of, format string, args ...any) {
 	text := fmt.Sprintf(format, args...)
 	i := slices.IndexFunc(p.against, func(r refusal) bool { return r.text == text })
@@ -163,8 +163,7 @@ func (r refusal) String() string {
 	return strings.Join(r.of, ", ") + ": " + r.text
 }
 
-// lowest returns the lowest version of the static pods, and a node that runs it. Without static pods it returns
-// wanted.
+// lowest returns the lowest version of the static pods, and a node with it; without any, wanted.
 func (s Seen) lowest(wanted cluster.Version) (v cluster.Version, on string) {
 	v = wanted
 	for _, n := range sortedNodes(s.Nodes) {
@@ -277,7 +276,6 @@ func (p *kubernetesPlanner) proxy(seen Seen) {
 	}
 }
 
-// warnOfOutage warns that the only API server is unavailable while it restarts.
 func (p *kubernetesPlanner) warnOfOutage() {
 	planes := cluster.Where(p.Nodes, func(n Node) bool { return n.Role == cluster.ControlPlane })
 	if len(planes) == 1 {
@@ -318,8 +316,7 @@ func (p *kubernetesPlanner) members(seen Seen) {
 	}
 }
 
-// holds says whether a node's machine runs that member: by what its etcd says, or else by the
-// member's name or address.
+// holds: a node's machine runs that member, by what its etcd says, or by the member's name or address.
 func (s Seen) holds(node string, m cluster.EtcdMember) bool {
 	n, _ := cluster.Find(s.Nodes, func(n NodeSeen) bool { return n.Node.Name == node })
 	if n.Member != 0 {
@@ -329,8 +326,7 @@ func (s Seen) holds(node string, m cluster.EtcdMember) bool {
 	return m.Name == node || err == nil && slices.Contains(append([]netip.Addr{n.Addr}, n.Node.Addresses...), addr)
 }
 
-// readEtcd asks the control planes for the members of etcd until one answers, and asks each of
-// them for its own member.
+// readEtcd asks control planes for the members of etcd until one answers, and each for its own.
 func (s *Seen) readEtcd(ctx context.Context, talos cluster.EtcdReader) {
 	var errs []error
 	for i := range s.Nodes {
@@ -354,8 +350,7 @@ func (s *Seen) readEtcd(ctx context.Context, talos cluster.EtcdReader) {
 	}
 }
 
-// Foresee lists what would stop the plan halfway and can be known before anything restarts: a machine configuration
-// that would not accept the images, and certificates that await approval. It changes nothing.
+// Foresee lists what would stop the plan halfway: configurations that reject images, certificates to approve.
 func (p Plan) Foresee(ctx context.Context, talos cluster.MachineReader, m cluster.Maintenance, kube cluster.KubeReader) (refused []string, err error) {
 	for _, n := range p.Nodes {
 		if len(n.Changes) == 0 {
@@ -387,8 +382,7 @@ func (p Plan) Foresee(ctx context.Context, talos cluster.MachineReader, m cluste
 	return refused, nil
 }
 
-// RequireSame refuses a plan that differs from the one that was shown. A change that someone
-// has already made is no difference.
+// RequireSame refuses a plan other than the one shown, but for changes that someone has already made.
 func (p Plan) RequireSame(shown Plan) error {
 	var other []string
 	for _, n := range p.Nodes {
@@ -414,7 +408,6 @@ func (p Plan) RequireSame(shown Plan) error {
 	return fault.WithHint(fault.PlanMoved.Refusedf("the cluster is no longer as the plan says: %s", strings.Join(other, "; ")), "nothing was changed; the same command again shows the plan of now")
 }
 
-// differs says how a node has changed since it was shown.
 func (n Node) differs(shown Node) (how []string) {
 	switch {
 	case n.UUID != shown.UUID || n.Addr != shown.Addr || n.Role != shown.Role:
@@ -443,8 +436,7 @@ var talosctlImages = []struct {
 	{cluster.Kubelet, "--kubelet-image", "ghcr.io/siderolabs/kubelet"},
 }
 
-// talosctl returns the command that upgrades to a version with talosctl, and leaves every repository and every
-// comment of the configurations unchanged. If there is no such command, it returns "" and why.
+// talosctl returns its command for a version that keeps repositories and comments, or "" and why there is none.
 func (p *kubernetesPlanner) talosctl(to cluster.Version) (command, why string) {
 	i := slices.IndexFunc(p.Nodes, func(n Node) bool { return n.Role == cluster.ControlPlane && n.Addr.IsValid() })
 	if i < 0 {
@@ -463,8 +455,7 @@ func (p *kubernetesPlanner) talosctl(to cluster.Version) (command, why string) {
 	return command + " --with-docs=false --with-examples=false", ""
 }
 
-// repository returns the repository from which every node runs a component, "" if no node runs it. why says that
-// talosctl could not give all nodes the image from there.
+// repository returns a component's one repository; why: talosctl could not give all nodes the image from there.
 func (p *kubernetesPlanner) repository(c cluster.Component) (repository, why string) {
 	for _, n := range p.Nodes {
 		image := n.images.Of(c)
@@ -473,8 +464,7 @@ func (p *kubernetesPlanner) repository(c cluster.Component) (repository, why str
 		}
 		r, err := cluster.ParseImage(image)
 		switch {
-		// talosctl sets the image REPOSITORY:vVERSION, and keeps a suffix only for kubelets
-		// (pkg/cluster/kubernetes/kubelet.go).
+		// talosctl sets REPOSITORY:vVERSION, and keeps a suffix only for kubelets (pkg/cluster/kubernetes/kubelet.go).
 		case err != nil || r.Prefix != "v" || r.Digest != "" || r.Suffix != "" && c != cluster.Kubelet:
 			return "", fmt.Sprintf("%s would give %s of %s another image than %s", "talosctl upgrade-k8s", c, n.Node, image)
 		case repository != "" && repository != r.Repository:
@@ -494,10 +484,282 @@ func (p *kubernetesPlanner) leftOver() string {
 	return left + command + " --dry-run shows what differs, and without --dry-run applies it"
 }
 
-// alongFirst says how to bring kube-proxy to the version of the control planes.
 func (p *kubernetesPlanner) alongFirst() string {
 	if command, _ := p.talosctl(p.lowest); command != "" {
 		return command + " brings it along first"
 	}
 	return fmt.Sprintf("bring it to %s first (kubectl -n kube-system set image daemonset/kube-proxy kube-proxy=IMAGE)", p.lowest)
+}
+
+// Observe reads which parts of Kubernetes run on every node that Kubernetes knows, and which flags and objects in use
+// the wanted version has removed. It changes nothing. If a machine does not answer, its NodeSeen has the error.
+func Observe(ctx context.Context, talos cluster.TalosReader, kube cluster.KubeReader, o observe.Observation, to string) (Seen, error) {
+	wanted, err := cluster.ParseVersion(to)
+	if err != nil {
+		return Seen{}, err
+	}
+	seen := Seen{Nodes: make([]NodeSeen, len(o.Nodes))}
+	if o.Dark != nil {
+		return seen, o.Dark
+	}
+	g := errgroup.Group{}
+	g.SetLimit(observe.ObserveLimit)
+	for i, k := range o.Nodes {
+		g.Go(func() error { seen.Nodes[i] = readKubernetes(ctx, talos, kube, k, wanted); return nil })
+	}
+	_ = g.Wait() // each node has its own error
+	seen.readEtcd(ctx, talos)
+	if seen.Pods, err = kube.StaticPods(ctx); err != nil {
+		return seen, fmt.Errorf("list the pods of the control planes: %w", err)
+	}
+	set, err := kube.ProxySet(ctx)
+	switch {
+	case err == nil:
+		seen.Proxy = &set
+	case !errors.Is(err, cluster.ErrNotFound):
+		return seen, err
+	}
+	if seen.Owners, err = kube.OtherOwners(ctx); err != nil {
+		return seen, fmt.Errorf("look for other upgraders: %w", err)
+	}
+	for _, f := range o.Found {
+		if f.Unfinished() {
+			seen.Open = append(seen.Open, f.Name)
+		}
+		if f.Machine == nil {
+			continue
+		}
+		for _, arg := range f.Machine.Omni() {
+			if owner := "Omni (" + arg + ")"; !slices.Contains(seen.Owners, owner) {
+				seen.Owners = append(seen.Owners, owner)
+			}
+		}
+	}
+	seen.Removed, err = removed(ctx, talos, kube, seen, wanted)
+	return seen, err
+}
+
+func Await(ctx context.Context, kube cluster.NodeReader, t cluster.Timing, say func(string)) error {
+	return wait.Until(ctx, wait.For{Name: "the Kubernetes API to answer", Every: t.Poll, Timeout: t.Join, Seen: say}, func(ctx context.Context) (bool, string, error) {
+		_, err := kube.Nodes(ctx)
+		return err == nil, "", err
+	})
+}
+
+func readKubernetes(ctx context.Context, talos cluster.MachineReader, kube cluster.ComponentReader, k cluster.KubeNode, wanted cluster.Version) NodeSeen {
+	n := NodeSeen{Node: k, Addr: observe.FirstAddr(k.Addresses)}
+	if !n.Addr.IsValid() {
+		n.Err = observe.NoAddress(k.Name)
+		return n
+	}
+	m, err := talos.Kubernetes(ctx, n.Addr)
+	if err != nil {
+		n.Err = err
+		return n
+	}
+	n.Machine, n.Unsupported = &m, talos.UnsupportedKubernetes(m.TalosVersion, wanted.String())
+	if m.APIPort != 0 {
+		n.Serves, n.ServesErr = kube.APIServer(ctx, netip.AddrPortFrom(n.Addr, uint16(m.APIPort)))
+	}
+	return n
+}
+
+// removed lists what was removed on the way, minor by minor, as the tables do; nothing if that is refused anyway.
+func removed(ctx context.Context, talos cluster.KubernetesReader, kube cluster.ComponentReader, seen Seen, wanted cluster.Version) (out []string, err error) {
+	lowest, _ := seen.lowest(wanted)
+	if lowest.Major != wanted.Major || wanted.Minor-lowest.Minor > 1 || wanted.Before(lowest) {
+		return nil, nil
+	}
+	for _, n := range sortedNodes(seen.Nodes) {
+		if n.Machine == nil || n.Unsupported != "" {
+			continue
+		}
+		from := n.lowest(wanted)
+		if from.Major != wanted.Major || wanted.Minor-from.Minor > maxKubeletSkew {
+			continue // its kubelet is refused
+		}
+		if from.Before(lowest) {
+			lowest = from
+		}
+		for _, s := range minorSteps(from, wanted) {
+			flags, err := talos.RemovedFlags(ctx, n.Addr, n.Node.ControlPlane, s.from.String(), s.to.String())
+			if err != nil {
+				return nil, fmt.Errorf("look for what %s has removed on %s: %w", s.to, n.Node.Name, err)
+			}
+			for _, f := range flags {
+				out = append(out, n.Node.Name+": "+f)
+			}
+		}
+	}
+	for _, s := range minorSteps(lowest, wanted) {
+		objects, err := kube.RemovedObjects(ctx, s.from.String(), s.to.String())
+		if err != nil {
+			return nil, fmt.Errorf("look for what %s has removed: %w", s.to, err)
+		}
+		out = append(out, objects...)
+	}
+	return out, nil
+}
+
+// lowest is the lowest version of the node's static pods and its kubelet, which may be some minor versions older.
+func (n NodeSeen) lowest(wanted cluster.Version) cluster.Version {
+	v, _ := Seen{Nodes: []NodeSeen{n}}.lowest(wanted)
+	if kubelet, err := cluster.ParseVersion(n.Node.KubeletVersion); err == nil && kubelet.Before(v) {
+		return kubelet
+	}
+	return v
+}
+
+type minorStep struct{ from, to cluster.Version }
+
+// minorSteps lists the steps from a version to the wanted one; there are none within one minor version.
+func minorSteps(from, wanted cluster.Version) (steps []minorStep) {
+	for from.Major == wanted.Major && from.Minor < wanted.Minor {
+		to := cluster.Version{Major: from.Major, Minor: from.Minor + 1}
+		if to.Minor == wanted.Minor {
+			to = wanted
+		}
+		steps = append(steps, minorStep{from, to})
+		from = to
+	}
+	return steps
+}
+
+// awaitOthers waits until all but one component are healthy, as some may recover; else requireOthers' error.
+func (u *Upgrade) awaitOthers(ctx context.Context, path string, except spotOf) error {
+	var last error
+	err := wait.Until(ctx, wait.For{
+		Name: "everything else healthy", Every: u.Timing.Poll, Timeout: u.Timing.Join,
+		Seen: func(seen string) { u.Say(path, "waiting until everything else is healthy: "+seen) },
+	}, func(inTime context.Context) (bool, string, error) {
+		err := u.requireOthers(inTime, except)
+		if hopeless(err) {
+			return false, "", wait.Stop(err)
+		}
+		if inTime.Err() == nil {
+			last = err
+		}
+		return err == nil, "", err
+	})
+	if err != nil && !hopeless(err) && last != nil && ctx.Err() == nil {
+		return fault.Prefix(fmt.Sprintf("waited %s for everything else to be healthy", u.Timing.Join), last)
+	}
+	return err
+}
+
+// requireOthers: nothing restarts while anything but itself, its node's other components included, is down.
+func (u *Upgrade) requireOthers(ctx context.Context, except spotOf) error {
+	nodes, err := u.Kube.Nodes(ctx)
+	if err != nil {
+		return fmt.Errorf("list Kubernetes nodes: %w", err)
+	}
+	down := u.Plan.downNodes(nodes, except)
+	pods, err := u.Kube.StaticPods(ctx)
+	if err != nil {
+		return fmt.Errorf("list the pods of the control planes: %w", err)
+	}
+	var hints []string
+	for _, c := range cluster.StaticPods {
+		for _, n := range u.Plan.with(c) {
+			i := slices.IndexFunc(pods, func(p cluster.StaticPod) bool { return p.Node == n.Node && p.Component == c })
+			switch {
+			case except == spotOf{n.Node, c}:
+			case i < 0:
+				down = append(down, fmt.Sprintf("Kubernetes does not show the pod of the %s of %s", c, n.Node))
+			case !pods[i].Ready:
+				down = append(down, fmt.Sprintf("the %s of %s is not Ready: %s", c, n.Node, words.OrNone(pods[i].Why)))
+			case c == cluster.APIServer:
+				if err := cluster.RequireAPIServer(ctx, u.Talos, u.Kube, n.Node, n.Addr); err != nil {
+					down, hints = append(down, err.Error()), append(hints, fault.Hints(err)...)
+				}
+			}
+		}
+	}
+	if len(down) > 0 {
+		slices.Sort(down)
+		err := fault.WithHint(fault.GateClosed.Refusedf("%s", strings.Join(down, ", ")), "bring them back first; one more out would be one too many")
+		for _, hint := range hints {
+			err = fault.WithHint(err, "%s", hint)
+		}
+		return err
+	}
+	return u.requireEtcd(ctx)
+}
+
+func (p Plan) downNodes(nodes []cluster.KubeNode, except spotOf) (down []string) {
+	for _, k := range nodes {
+		planned := slices.ContainsFunc(p.Nodes, func(n Node) bool { return n.Node == k.Name && n.UUID == k.UUID })
+		switch {
+		case k.ControlPlane && !planned:
+			down = append(down, "control plane "+k.Name+" was not there when this was planned: the same command again takes it into account")
+		case !k.Ready && (except != spotOf{k.Name, cluster.Kubelet}):
+			down = append(down, "node "+k.Name+" is not Ready")
+		}
+	}
+	return down
+}
+
+// requireEtcd refuses unless etcd is healthy, and all members' API servers are in the plan, so that they are watched.
+func (u *Upgrade) requireEtcd(ctx context.Context) error {
+	ask := cluster.Each(u.Plan.with(cluster.APIServer), func(n Node) cluster.Endpoint {
+		return cluster.Endpoint{Node: n.Node, Addr: n.Addr}
+	})
+	v, err := etcd.Look(ctx, u.Talos, ask)
+	if err != nil {
+		return fault.WithHint(fault.EtcdUnhealthy.Of(fault.As(fault.Refused, err)), "talosctl etcd status; bring etcd back first")
+	}
+	if wrong := v.Unhealthy(""); len(wrong) > 0 {
+		return fault.WithHint(fault.EtcdUnhealthy.Refusedf("etcd is not healthy: %s", strings.Join(wrong, "; ")), "talosctl etcd status; talosctl etcd alarm list; put etcd right first")
+	}
+	for _, m := range v.Members {
+		if err := u.requireMember(ctx, m, ask); err != nil {
+			return fault.WithHint(fault.EtcdUnhealthy.Refusedf("etcd member %s is no control plane of the plan: %w", m.Label(), err),
+				"a control plane that joins has to be a Ready node of Kubernetes first, and the same command again takes it into account; one that is gone has to leave etcd (talosctl etcd members)")
+		}
+	}
+	return nil
+}
+
+var errNotPlanned = errors.New("its machine is none that was planned for")
+
+// requireMember finds a member's machine in the plan: by name, or, since a Node's name may differ, by its UUID.
+func (u *Upgrade) requireMember(ctx context.Context, m cluster.EtcdMember, ask []cluster.Endpoint) error {
+	if slices.ContainsFunc(ask, func(e cluster.Endpoint) bool { return e.Node == m.Name }) {
+		return nil
+	}
+	addr, err := m.Address(ask)
+	if err != nil {
+		return err
+	}
+	machine, err := u.Talos.Kubernetes(ctx, addr)
+	if err != nil {
+		return err
+	}
+	if !slices.ContainsFunc(u.Plan.with(cluster.APIServer), func(n Node) bool { return n.UUID == machine.UUID }) {
+		return errNotPlanned
+	}
+	return nil
+}
+
+// finish makes sure that everything is healthy at the end, and that no node has joined meanwhile with another version.
+func (u *Upgrade) finish(ctx context.Context) error {
+	const path = upgradeKubernetes + "/finish"
+	if err := u.awaitOthers(ctx, path, spotOf{}); err != nil {
+		return err
+	}
+	nodes, err := u.Kube.Nodes(ctx)
+	if err != nil {
+		return fmt.Errorf("list Kubernetes nodes: %w", err)
+	}
+	var others []string
+	for _, k := range nodes {
+		if v, err := cluster.ParseVersion(k.KubeletVersion); err != nil || v.String() != u.Plan.To {
+			others = append(others, fmt.Sprintf("%s runs %s", k.Name, k.KubeletVersion))
+		}
+	}
+	if len(others) > 0 {
+		return fault.WithHint(fmt.Errorf("not all nodes run %s: %s", u.Plan.To, strings.Join(others, ", ")),
+			"a node that joined meanwhile is brought along by the same command again; its machine configuration should name the new version from the start")
+	}
+	return nil
 }

@@ -98,8 +98,7 @@ func (u *Upgrade) pullStep() step.Step {
 	return step.Step{ID: "pull", Title: "fetch the images beforehand", Limit: pullLimit, Steps: func(context.Context) ([]step.Step, error) { return steps, nil }}
 }
 
-// toPull lists the images that a node does not run yet. It includes the image of the DaemonSet kube-proxy, whose pods
-// run on every node.
+// toPull lists images that a node does not run yet, with kube-proxy's, whose pods run on every node.
 func (p Plan) toPull(n Node) []ImageChange {
 	images := slices.DeleteFunc(slices.Clone(n.Changes), func(c ImageChange) bool { return c.Component == cluster.KubeProxy })
 	if p.Proxy != nil {
@@ -132,8 +131,7 @@ type kubernetesStep struct {
 	path string
 }
 
-// done is the goal: the component runs the wanted version, is healthy, and this process has seen it settle. A failed
-// read does not undo that.
+// done: the component runs the version, is healthy, and this process saw it settle. A failed read changes nothing.
 func (k *kubernetesStep) done(ctx context.Context) (string, error) {
 	if !k.hasSettled(k.n.Node, k.c) {
 		return "", nil // not yet: settling says why
@@ -152,8 +150,7 @@ func (k *kubernetesStep) do(ctx context.Context) error {
 	return cluster.Unanswered(lost, k.settle(ctx, k.path, []spotOf{{k.n.Node, k.c}}))
 }
 
-// set puts the wanted image into the machine's configuration, unless it is there already. lost is the error of a
-// change that got no answer.
+// set puts the image into the machine's configuration if it is not there. lost: the change got no answer.
 func (k *kubernetesStep) set(ctx context.Context) (lost, err error) {
 	if _, to, err := k.target(ctx); err != nil || to == "" {
 		return nil, err
@@ -206,7 +203,6 @@ func (k *kubernetesStep) target(ctx context.Context) (m cluster.MachineKubernete
 	return m, to, err
 }
 
-// settle waits until all of the spots have been healthy for the settling time.
 func (u *Upgrade) settle(ctx context.Context, path string, spots []spotOf) error {
 	var since time.Time // zero while a spot is not healthy
 	name := fmt.Sprintf("%s healthy for %s", describe(spots), u.Timing.Settle)
@@ -253,7 +249,6 @@ func (u *Upgrade) hasSettled(node string, c cluster.Component) bool {
 	return u.settled[spotOf{node, c}]
 }
 
-// withRemedy adds what can be done about a component that does not start.
 func (u *Upgrade) withRemedy(ctx context.Context, spots []spotOf, err error) error {
 	if !errors.Is(err, context.DeadlineExceeded) || ctx.Err() != nil {
 		return err
@@ -279,7 +274,6 @@ func (p Plan) find(name string) Node {
 	return n
 }
 
-// lackAny names the first thing that one of the spots still lacks.
 func (u *Upgrade) lackAny(ctx context.Context, spots []spotOf) (string, error) {
 	for _, s := range spots {
 		if what, err := u.lacks(ctx, u.Plan.find(s.node), s.c); what != "" || err != nil {
@@ -292,8 +286,7 @@ func (u *Upgrade) lackAny(ctx context.Context, spots []spotOf) (string, error) {
 	return "", nil
 }
 
-// proxyStep brings kube-proxy to the version: first the configuration from which Talos makes its manifest, then the
-// DaemonSet itself, which Talos creates and never changes (controllers/k8s/manifest_apply.go).
+// proxyStep sets Talos' manifest, then the DaemonSet, which Talos only creates (controllers/k8s/manifest_apply.go).
 func (u *Upgrade) proxyStep() step.Step {
 	var steps []step.Step
 	for _, n := range u.Plan.with(cluster.KubeProxy) {
@@ -461,8 +454,7 @@ func hopeless(err error) bool {
 	return other || unproven || fault.KindOf(err) == fault.Claimed
 }
 
-// check refuses to begin unless everything is healthy. It first waits for the components that an earlier run changed,
-// which may still be starting.
+// check refuses to begin unless all is healthy, after waiting for what an earlier run changed.
 func (u *Upgrade) check(ctx context.Context) error {
 	foreseen, err := u.Plan.Foresee(ctx, u.Talos, u.Maintenance, u.Kube)
 	if err != nil {
@@ -485,7 +477,6 @@ func (u *Upgrade) check(ctx context.Context) error {
 	return u.requireOthers(ctx, spotOf{})
 }
 
-// changed lists the components whose configuration names the wanted version.
 func (u *Upgrade) changed(ctx context.Context) (out []spotOf, err error) {
 	for _, n := range u.Plan.Nodes {
 		m, err := u.Talos.Kubernetes(ctx, n.Addr)
@@ -501,8 +492,7 @@ func (u *Upgrade) changed(ctx context.Context) (out []spotOf, err error) {
 	return out, nil
 }
 
-// lacks notes the components that should run the wanted version and do not, as far as Kubernetes and Talos show: an
-// earlier run may have left them so.
+// lacks notes what should run the wanted version and does not, as an earlier run may have left it.
 func (p *kubernetesPlanner) lacks(seen Seen) {
 	for i := range p.Nodes {
 		n := &p.Nodes[i]
@@ -543,7 +533,6 @@ func (p *kubernetesPlanner) serverLacks(seen NodeSeen) string {
 	return ""
 }
 
-// kubeletDown says why a kubelet is not available, whatever its version.
 func kubeletDown(seen NodeSeen) string {
 	switch {
 	case !seen.Machine.KubeletHealthy:

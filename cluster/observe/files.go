@@ -17,6 +17,8 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/config"
+	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/words"
 )
 
@@ -53,7 +55,6 @@ type FileCheck struct {
 	NotCompared []string   `json:"notCompared,omitempty"` // in words, with the reason
 }
 
-// Same reports whether no difference was found.
 func (c FileCheck) Same() bool { return len(c.Differ) == 0 && c.More == 0 }
 
 // FileDiff is one file that is not as locked.
@@ -114,7 +115,6 @@ func CompareFiles(ctx context.Context, r cluster.FileReader, targets []FileTarge
 	return checks, errs
 }
 
-// String returns the result in one line.
 func (c FileCheck) String() string {
 	differ := "all are as locked"
 	if !c.Same() {
@@ -133,8 +133,7 @@ func (f LockedFile) fingerprint() string {
 	return kindOf(f.Mode, f.Link)
 }
 
-// compareFiles first lists the files, which is cheap. Then it reads every regular file that has a
-// locked counterpart: only the content proves anything.
+// compareFiles lists, which is cheap, and reads each file with a locked counterpart: only content proves anything.
 func compareFiles(ctx context.Context, r cluster.FileReader, t FileTarget) (FileCheck, error) {
 	c := &fileComparison{target: t, owners: map[string][]int{}, found: map[string]cluster.MachineFile{}}
 	c.plan()
@@ -197,7 +196,6 @@ func (c *fileComparison) differs(d FileDiff) {
 	c.check.Differ = append(c.check.Differ, d)
 }
 
-// judge compares what was found at a path with what its extensions have there.
 func (c *fileComparison) judge(name, found string) {
 	for _, i := range c.owners[name] {
 		if f := c.target.Content[i].Files[name]; f.fingerprint() == found || f.HardLink && found == emptyFingerprint {
@@ -250,8 +248,7 @@ func (c *fileComparison) expected(f cluster.MachineFile) bool {
 	return c.target.EmbedsConfig && f.Path == local+"/etc/talos/config.yaml" // constants.EmbeddedConfigDirectory
 }
 
-// plan finds the owners of each file. If several extensions have the same file, one hides the
-// others, so any of them may match.
+// plan finds the owners of each file. Of several extensions with one file, any may match: one hides the others.
 func (c *fileComparison) plan() {
 	for i, content := range c.target.Content {
 		hidden := map[string]int{}
@@ -269,7 +266,6 @@ func (c *fileComparison) plan() {
 	slices.Sort(c.check.NotCompared)
 }
 
-// read returns the fingerprint of a file on the machine.
 func (c *fileComparison) read(ctx context.Context, files cluster.MachineFiles, f cluster.MachineFile) (string, error) {
 	if !f.Mode.IsRegular() {
 		return kindOf(f.Mode, f.Link), nil
@@ -292,8 +288,7 @@ func kindOf(mode fs.FileMode, link string) string {
 	return "neither a file nor a link"
 }
 
-// local is where extensions install nearly all their files. It is read-only while a node runs,
-// except for services, and Talos itself has only one link there.
+// local has nearly all files of extensions. It is read-only but for services; Talos itself has one link there.
 const local = "/usr/local"
 
 // services is where the services of extensions run. Each has a writable overlay over its files. containerd makes mount
@@ -303,8 +298,7 @@ const services = local + "/lib/containers/"
 
 func sortedKeys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }
 
-// unseen says why a node does not show a file as its extension image has it; "" if the node does.
-// See Compress and GenerateKernelModuleDependencyTreeExtension of Talos' internal/pkg/extensions.
+// unseen says why a node does not show a file as locked (Compress and others of Talos' internal/pkg/extensions).
 func unseen(name string) string {
 	rest, lib := strings.CutPrefix(strings.TrimPrefix(name, "/usr"), "/lib/")
 	if !lib {
@@ -319,4 +313,322 @@ func unseen(name string) string {
 		return "the list of kernel modules: it is generated for every image"
 	}
 	return ""
+}
+
+// NothingToCompare says why there is no configuration to compare a file with.
+func (f *Found) NothingToCompare() string {
+	switch {
+	case f.Absent != nil:
+		return "it is a new node"
+	case f.Blank != nil:
+		return "the machine has no configuration"
+	case f.Open():
+		return fmt.Sprintf("the node is unavailable; the file is the one that run %s remembered", f.Parking.Record.Run)
+	}
+	return "the node is unavailable"
+}
+
+// AgainstFile: the file is for another node or cluster. What a machine runs is compared with the file itself.
+func (f *Found) AgainstFile() (out []string) {
+	file := f.File
+	if file == nil || file.Err != nil {
+		return nil
+	}
+	role := cluster.Worker
+	if f.Node != nil && f.Node.ControlPlane {
+		role = cluster.ControlPlane
+	}
+	if f.Blank != nil && file.Role != role {
+		out = append(out, fmt.Sprintf("its file in talos.machineConfigs makes it a %s, and it is a %s: is it the file of another node?", file.Role, role))
+	}
+	fresh := f.Absent != nil || f.Blank != nil
+	if file.Names != "" && (fresh || file.Differs()) { // recast names the machine itself
+		out = append(out, fmt.Sprintf("its file in talos.machineConfigs gives it the hostname %s: is it the file of that node?", file.Names))
+	}
+	if fresh && file.Beside != "" && len(file.Identity) > 0 {
+		out = append(out, fmt.Sprintf("its file in talos.machineConfigs differs from %s in %s: is it the file of another cluster?", file.Beside, strings.Join(file.Identity, ", ")))
+	}
+	return out
+}
+
+// FileHardlyCompared warns if little of the file of a machine without a configuration could be compared.
+func (f *Found) FileHardlyCompared() []string {
+	switch file := f.File; {
+	case file == nil || file.Err != nil:
+	case file.Beside == "":
+		return []string{"no other node shows its machine configuration, and the talosconfig names no CA: whether its file in talos.machineConfigs is of this cluster is for you to see"}
+	case file.Beside == cluster.Talosconfig:
+		return []string{"no other node shows its machine configuration: of its file in talos.machineConfigs only the CA of Talos was compared, with the talosconfig's"}
+	}
+	return nil
+}
+
+// ObserveFiles compares all nodes' files with what they run. An unusable file is an error of its node only.
+func ObserveFiles(ctx context.Context, src Sources, wanted []cluster.Wanted, found []Found) {
+	if src.Maintenance == nil {
+		return
+	}
+	if src.MachineConfig == nil {
+		eachFound(found, func(i int, f *Found) { f.Volumes = readConfigVolumes(src.Maintenance, wanted[i], f) })
+		return
+	}
+	var shows []shown
+	for _, f := range found {
+		if f.Machine != nil && !f.Machine.ConfigHidden && f.Machine.Configs.Stored != nil {
+			shows = append(shows, shown{f.Name, f.Machine})
+		}
+	}
+	others := shows
+	if i := slices.IndexFunc(wanted, func(w cluster.Wanted) bool { return w.Name == src.First }); i >= 0 {
+		if text, there, err := src.MachineConfig(ctx, src.First); there && err == nil { // an error is found again below
+			others = []shown{{src.First, &cluster.Machine{ControlPlane: true, Configs: cluster.Configs{Stored: text, Active: text}, RunningSystem: cluster.RunningSystem{TalosVersion: wanted[i].Build.TalosVersion}}}}
+		}
+	}
+	eachFound(found, func(i int, f *Found) {
+		switch {
+		case f.Away:
+		case f.Name == src.First:
+			f.File = observeFile(ctx, src, wanted[i], f, shows)
+		default:
+			f.File = observeFile(ctx, src, wanted[i], f, others)
+		}
+		if f.File != nil {
+			f.File.Names = otherNode(f.File.Names, f.Name, wanted)
+		}
+		f.Volumes = readConfigVolumes(src.Maintenance, wanted[i], f)
+	})
+}
+
+// otherNode returns the other node to which a hostname belongs; "": it belongs to this node, or to nobody.
+// Kubernetes knows a node by the hostname in lower case, with its domain or without (Talos, registerWithFQDN).
+func otherNode(hostname, own string, wanted []cluster.Wanted) string {
+	hostname = strings.ToLower(hostname)
+	short, _, _ := strings.Cut(hostname, ".")
+	is := func(node string) bool { return node == hostname || node == short }
+	i := slices.IndexFunc(wanted, func(w cluster.Wanted) bool { return is(w.Name) })
+	if is(own) || i < 0 {
+		return ""
+	}
+	return wanted[i].Name
+}
+
+// RunningConfig is the machine configuration that a node runs.
+type RunningConfig struct {
+	Node string
+	Text cluster.Secret
+	Err  error // why it could not be read
+}
+
+// ObserveRunning reads the configurations that nodes run, in the order of wanted.
+func ObserveRunning(ctx context.Context, src Sources, wanted []cluster.Wanted) ([]RunningConfig, error) {
+	src.MachineConfig = nil // no file is compared
+	o, err := ObserveDrift(ctx, src, wanted)
+	if err != nil {
+		return nil, err
+	}
+	out := make([]RunningConfig, len(o.Found))
+	eachFound(o.Found, func(i int, f *Found) {
+		out[i] = RunningConfig{Node: f.Name, Err: errors.Join(f.Errs...)}
+		if f.Absent != nil {
+			out[i].Err = NotThereYet(f.Name)
+		}
+		if f.Machine != nil { // the machine is the node's own
+			out[i].Text, out[i].Err = src.Talos.MachineConfig(ctx, f.Addr)
+		}
+	})
+	return out, nil
+}
+
+// eachFound calls do for all nodes, some at a time.
+func eachFound(found []Found, do func(i int, f *Found)) {
+	// No call returns an error.
+	_ = tryFound(found, MachinesAtOnce, func(i int, f *Found) error { do(i, f); return nil })
+}
+
+func tryFound(found []Found, atOnce int, do func(i int, f *Found) error) error {
+	g := errgroup.Group{}
+	g.SetLimit(atOnce)
+	for i := range found {
+		g.Go(func() error { return do(i, &found[i]) })
+	}
+	return g.Wait()
+}
+
+// CompareConfigs says how a file differs from the configurations that its node has, stored for its next boot and
+// active. What recast sets itself is set in all of them. Another Talos than the node runs may read the file.
+func CompareConfigs(m cluster.Maintenance, has cluster.Configs, file cluster.Secret, runsTalos, readsTalos string) (cluster.FoundFile, error) {
+	patch := cluster.NeutralPatch
+	patch.Talos = readsTalos
+	wanted, err := m.PatchConfig(file, patch)
+	if err != nil {
+		return cluster.FoundFile{}, err
+	}
+	patch.Talos, patch.Runs = runsTalos, true
+	kept, err := m.PatchConfig(has.Stored, patch)
+	if err != nil {
+		return cluster.FoundFile{}, fmt.Errorf("what the node runs can't be compared with it: %w", err)
+	}
+	found, errFound := config.Parse(kept)
+	docs, errWanted := config.Parse(wanted)
+	if err := errors.Join(errFound, errWanted); err != nil {
+		return cluster.FoundFile{}, err
+	}
+	f := cluster.FoundFile{ConfigFile: cluster.ConfigFile{Changes: slices.DeleteFunc(config.Compare(found, docs), config.Change.OfKubernetesVersion), Pending: !has.Same()}}
+	if !f.Differs() {
+		return f, nil
+	}
+	runs, err := m.PatchConfig(has.Active, patch)
+	if err != nil {
+		return cluster.FoundFile{}, fmt.Errorf("what the node runs can't be compared with it: %w", err)
+	}
+	effect, err := m.ConfigEffect(runs, wanted)
+	if err != nil {
+		return cluster.FoundFile{}, err
+	}
+	f.Identity, f.Reboot, f.Unknown, f.Encryption = effect.Identity, effect.Reboot, effect.Unknown, effect.Encryption
+	return f, nil
+}
+
+func observeFile(ctx context.Context, src Sources, w cluster.Wanted, f *Found, shows []shown) *cluster.FoundFile {
+	text, there, err := src.MachineConfig(ctx, f.Name)
+	if err != nil {
+		return &cluster.FoundFile{Err: err}
+	}
+	if !there {
+		return nil
+	}
+	docs, err := config.Parse(text)
+	if err != nil {
+		return &cluster.FoundFile{Sum: cluster.ConfigSum(text), Err: fault.MachineConfig.Refusedf("not a machine configuration: %w", err)}
+	}
+	file := cluster.FoundFile{}
+	if f.Machine != nil && !f.Machine.ConfigHidden {
+		if file, err = compareFile(src.Maintenance, f.Machine, text, docs, w.Build.TalosVersion); err != nil {
+			file = cluster.FoundFile{Err: err}
+		}
+		file.Runs = cluster.ConfigSum(f.Machine.Configs.Stored)
+	}
+	if f.Absent != nil || f.Blank != nil {
+		talos := w.Build.TalosVersion
+		if f.Blank != nil {
+			talos = f.Blank.TalosVersion
+		}
+		if file, err = compareBeside(src.Maintenance, talos, docs.Role(), text, shows); err != nil {
+			file = cluster.FoundFile{Err: err}
+		}
+	}
+	if file.Err == nil && (file.Differs() || f.Blank != nil) {
+		file.Volumes, file.Err = src.Maintenance.ConfigVolumes(text, w.Build.TalosVersion)
+	}
+	if file.Err == nil && (file.Differs() || f.Blank != nil || f.Absent != nil || hasWholeDisk(f.Machine)) {
+		addr := f.Addr
+		if f.Machine == nil && f.Blank == nil {
+			addr = netip.Addr{}
+		}
+		file.Selectors, file.Err = src.Maintenance.Selectors(ctx, addr, f.Blank != nil, text, w.Build.TalosVersion)
+	}
+	file.Hash, file.Sum, file.Role = docs.Hash(), cluster.ConfigSum(text), docs.Role()
+	file.TypeInit, file.Omni, file.Names = docs.TypeInit(), docs.Has(cluster.OmniDocument), docs.Hostname()
+	return &file
+}
+
+// hasWholeDisk says whether the machine has a volume whose disk Talos looks for at each boot (talos#12650).
+func hasWholeDisk(m *cluster.Machine) bool {
+	return m != nil && slices.ContainsFunc(m.VolumeStatuses, func(s cluster.VolumeStatus) bool { return s.Type == cluster.DiskVolume })
+}
+
+// shown is a node that shows its machine configuration, or whose configuration the others' have to fit.
+type shown struct {
+	node    string
+	machine *cluster.Machine
+}
+
+// compareBeside compares the file of a machine without a configuration, as a version of Talos reads it, with what
+// another node runs, if possible one of the same role; else with the talosconfig. This detects a file of another
+// cluster.
+func compareBeside(m cluster.Maintenance, talos, role string, text cluster.Secret, shows []shown) (cluster.FoundFile, error) {
+	alike := func(s shown) bool { return s.machine.ControlPlane == (role == cluster.ControlPlane) }
+	if len(shows) == 0 {
+		switch trusted, known, err := m.TrustedCA(text); {
+		case err != nil || !known:
+			return cluster.FoundFile{}, err
+		case !trusted:
+			return cluster.FoundFile{Beside: cluster.Talosconfig, Identity: []string{cluster.TalosCA}}, nil
+		}
+		return cluster.FoundFile{Beside: cluster.Talosconfig}, nil
+	}
+	beside := shows[max(0, slices.IndexFunc(shows, alike))]
+	f, err := CompareConfigs(m, beside.machine.Configs, text, beside.machine.TalosVersion, talos)
+	f.Identity = slices.DeleteFunc(f.Identity, func(what string) bool { return what == cluster.NodeRole })
+	return cluster.FoundFile{Beside: beside.node, Identity: f.Identity, Encryption: f.Encryption}, err
+}
+
+// compareFile compares a node's file, as a version of Talos reads it, with what the node runs. Most files do not
+// differ, which shows without reading them as Talos does: the same version already reads that configuration.
+func compareFile(m cluster.Maintenance, machine *cluster.Machine, text cluster.Secret, docs config.Documents, talos string) (cluster.FoundFile, error) {
+	has := machine.Configs
+	if has.Stored == nil {
+		return cluster.FoundFile{}, errors.New("the machine shows no configuration to compare it with")
+	}
+	if kept, err := config.Parse(has.Stored); err == nil && machine.TalosVersion == talos && has.Same() && config.SameButForRecast(kept, docs) {
+		return cluster.FoundFile{}, nil
+	}
+	return CompareConfigs(m, has, text, machine.TalosVersion, talos)
+}
+
+// ConfigVolumes are those that a machine's configurations define, read only if the machine may get other ones.
+type ConfigVolumes struct {
+	Runs  []cluster.ConfigVolume // by the configuration that the machine runs
+	Keeps []cluster.ConfigVolume // by the configuration for its next boot, as the wanted Talos reads it
+	Err   error
+}
+
+// readConfigVolumes skips a machine that runs on as now: file and stored configuration agree, for no older Talos.
+func readConfigVolumes(m cluster.Maintenance, w cluster.Wanted, f *Found) (v ConfigVolumes) {
+	if f.Away || f.Machine == nil || f.Machine.ConfigHidden || f.Machine.Configs.Stored == nil {
+		return v
+	}
+	has, other := f.Machine.Configs, f.File != nil && len(f.File.Volumes) > 0
+	if !other && has.Same() && !olderMinor(f.Machine.TalosVersion, w.Build.TalosVersion) {
+		return v
+	}
+	if v.Runs, v.Err = m.ConfigVolumes(has.Active, f.Machine.TalosVersion); v.Err == nil {
+		v.Keeps, v.Err = m.ConfigVolumes(has.Stored, w.Build.TalosVersion)
+	}
+	return v
+}
+
+// olderMinor says whether the wanted Talos is of an earlier minor release than the running one.
+func olderMinor(runs, wanted string) bool {
+	is, errIs := cluster.ParseVersion(runs)
+	next, errNext := cluster.ParseVersion(wanted)
+	return errIs == nil && errNext == nil && (next.Major < is.Major || next.Major == is.Major && next.Minor < is.Minor)
+}
+
+// Selectors returns the selectors in the node's file that choose where Talos makes a volume, or looks for one at each
+// boot. Existing partitions are found by label. While the VM is to get disks, what matches nothing is unknown.
+func (f *Found) Selectors(there func(id string) bool) []cluster.DiskSelector {
+	if f.File == nil {
+		return nil
+	}
+	out := slices.DeleteFunc(slices.Clone(f.File.Selectors), func(s cluster.DiskSelector) bool {
+		return (s.Kind == cluster.ForPartition || s.Kind == cluster.ForDevice) && there(s.ID)
+	})
+	for i, s := range out {
+		if len(s.Found) == 0 && s.Unknown == "" && s.Broken == "" && f.Shape.NewDisks() {
+			out[i].Unknown = "its VM does not have all disks of recast.yaml yet"
+		}
+	}
+	return out
+}
+
+func (f *Found) HasVolume(id string) bool {
+	return f.Machine != nil && f.Machine.HasVolume(id) || f.Blank != nil && f.Blank.HasVolume(id)
+}
+
+func (f *Found) MachineName() string {
+	if f.VM == nil {
+		return "the machine"
+	}
+	return fmt.Sprintf("VM %d", f.VM.ID)
 }

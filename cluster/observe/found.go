@@ -1,12 +1,14 @@
 package observe
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -17,8 +19,7 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 )
 
-// Found is what Proxmox, Talos and Kubernetes say about one node. What could not be read is nil,
-// with its reason in Errs.
+// Found is what Proxmox, Talos and Kubernetes say about one node. What could not be read is nil: see Errs.
 type Found struct {
 	Name    string
 	VM      *cluster.VM           // nil only while an unfinished replacement has deleted the VM
@@ -31,36 +32,28 @@ type Found struct {
 	Local   []cluster.LocalData
 	Served  []cluster.LocalData // volumes of servers that may let in machines by their names
 	handles []string            // of all volumes of Proxmox' CSI driver
-	// ConfigKnown says that the machine configuration is available even if the node does not
-	// answer: in the user's files or in the journal of an unfinished run.
-	ConfigKnown bool
-	// ConfigDamaged says why the journal's configuration is not used; nil: the configuration is intact.
-	ConfigDamaged error
-	// Unsupported says why Talos does not support the change from the running version to the wanted one.
-	Unsupported []string
+	// ConfigKnown: even without the node, its configuration is in the user's files or an unfinished run's journal.
+	ConfigKnown   bool
+	ConfigDamaged error    // why the journal's configuration is not used; nil: the configuration is intact
+	Unsupported   []string // why Talos does not support the change from the running version to the wanted one
 	// ConfigRefused says why the wanted Talos would not read the machine configuration that the node runs; nil: it would.
 	ConfigRefused error
 	Errs          []error
-	// Elsewhere are the node's other parking VMs: left on Proxmox hosts where its VM was before, or a second one on
-	// the same host, see Parking.Twin.
-	Elsewhere []parking.Parking
-	// Unrecorded are VMs that were the node's parking VMs, and whose Notes someone has edited.
-	Unrecorded []cluster.VM
+	// Elsewhere are its other parking VMs, on hosts where its VM was before, or on the same host: see Parking.Twin.
+	Elsewhere  []parking.Parking
+	Unrecorded []cluster.VM // VMs that were the node's parking VMs, and whose Notes someone has edited
 
 	ConfigIn cluster.ConfigPlace // where the configuration is, if ConfigKnown
 	File     *cluster.FoundFile  // in talos.machineConfigs; nil: there is none
 	Volumes  ConfigVolumes
 
-	// Absent is set if the node does not exist yet, and is to be made.
-	Absent *Absent
-	// Shape is how the node's VM differs from what recast.yaml says about it.
-	Shape shape.Differences
+	Absent *Absent           // set if the node does not exist yet, and is to be made
+	Shape  shape.Differences // how the node's VM differs from what recast.yaml says about it
 
 	fit  *kubernetesFit // how the wanted versions fit; nil: Kubernetes is as wanted
 	Away bool           // the node's VM may be on a host that does not answer
 
-	// Dangling says that the source of an interrupted hand-over names a volume that has been renamed.
-	Dangling bool
+	Dangling bool // the source of an interrupted hand-over names a volume that has been renamed
 }
 
 // Host returns the Proxmox node of the node's VM, or of the VM that its unfinished replacement deleted; "" if unknown.
@@ -76,8 +69,7 @@ func (f *Found) Host() string {
 	return ""
 }
 
-// Open says whether the node has an unfinished replacement. It has a pointer receiver because
-// Observe writes other fields of f concurrently.
+// Open: the node has an unfinished replacement. By pointer, as Observe writes other fields of f concurrently.
 func (f *Found) Open() bool { return f.Parking != nil && f.Parking.Record.Open }
 
 // Unfinished says whether an earlier run left something to finish on the node before anything else can be planned.
@@ -115,8 +107,7 @@ func (o Observation) Unread(w cluster.Wanted, f Found) error {
 	return err
 }
 
-// KeptElsewhere says where the node's last system disk is if that is another host than its VM's, and how to bring
-// disk and VM together.
+// KeptElsewhere says how to bring the node's last system disk and its VM together if they are on two hosts.
 func (f *Found) KeptElsewhere(kept parking.KeptDisk, on cluster.VM) string {
 	if on.Host == f.VM.Host {
 		return ""
@@ -129,8 +120,7 @@ func (f *Found) KeptElsewhere(kept parking.KeptDisk, on cluster.VM) string {
 		kept.Run, kept.Key, on, *f.VM, together, cluster.PreviousLock)
 }
 
-// LastKept returns the system disk that a node had before its present one, and the parking VM that has it, on any
-// host.
+// LastKept returns the node's previous system disk, and the parking VM that has it, on any host.
 func (f *Found) LastKept() (last parking.KeptDisk, on cluster.VM, found bool) {
 	for _, p := range f.Parkings() { // the parking VM on the VM's host first
 		for _, k := range slices.Backward(p.Record.Kept) {
@@ -146,7 +136,6 @@ func (f *Found) LastKept() (last parking.KeptDisk, on cluster.VM, found bool) {
 	return last, on, found
 }
 
-// Pause returns why the node must stay in service; "" if it may be taken out.
 func (f *Found) Pause() string {
 	if f.Node == nil {
 		return ""
@@ -154,7 +143,6 @@ func (f *Found) Pause() string {
 	return f.Node.Pause
 }
 
-// VMOrZero returns the node's VM, or the zero VM while there is none.
 func (f *Found) VMOrZero() cluster.VM {
 	if f.VM == nil {
 		return cluster.VM{}
@@ -177,7 +165,6 @@ func (f *Found) MadeNew() bool {
 	return slices.ContainsFunc(f.Parkings(), func(p parking.Parking) bool { return p.Record.MadeNew(f.VMOrZero().UUID()) })
 }
 
-// Parkings returns all parking VMs of the node.
 func (f *Found) Parkings() []parking.Parking {
 	if f.Parking == nil {
 		return f.Elsewhere
@@ -195,7 +182,7 @@ func parkingsOf(all []parking.Parking, node, uuid string) ([]parking.Parking, er
 	})
 	for i, p := range mine {
 		if p.Record.Open && uuid != "" && p.Record.UUID != uuid && p.Record.Rebuild != "" {
-			return nil, unfinishedRebuild(p)
+			return nil, fault.WithHint(fault.ParkedHalf.Refusedf("node %s: run %s rebuilds the cluster from the snapshot of etcd with SHA-256 %s, and is not finished", node, p.Record.Run, p.Record.Rebuild), "%s", RebuildGoesOn)
 		}
 		if p.Record.Open && uuid != "" && p.Record.UUID != uuid {
 			return nil, fault.WithHint(fault.UUIDMismatch.Refusedf("%s holds an unfinished replacement of a node %s whose SMBIOS UUID is %s, not %s as Kubernetes has it", p.VM, node, p.Record.UUID, uuid),
@@ -254,8 +241,7 @@ func (f *Found) withoutConfig() string {
 
 const bySerial = "installs it on the disk that the file names, which is wiped: have it select that by its serial. Then run the same command again"
 
-// readBlank reads the machine of a node that should have been configured but is in maintenance mode; nil if it is
-// not, or if another machine answers.
+// readBlank reads the node's machine if it is in maintenance mode instead of configured; else nil.
 func readBlank(ctx context.Context, src Sources, f *Found) *cluster.BlankMachine {
 	if src.Maintenance == nil || f.VM == nil || !f.VM.Running || f.Open() {
 		return nil
@@ -298,16 +284,14 @@ func Matching(found []Found, of func(*Found) bool) (nodes []*Found) {
 	return nodes
 }
 
-// ObserveDrift reads what Diff compares, one Found per wanted node in their order, and fails like Observe. It does not
-// read free space or what would be lost with a VM or node: its result is not for planning.
+// ObserveDrift reads what Diff compares, and fails like Observe. Without space and losses it is not for planning.
 func ObserveDrift(ctx context.Context, src Sources, wanted []cluster.Wanted) (Observation, error) {
 	o, err := observeMatched(ctx, src, wanted)
 	if err != nil {
 		return o, err
 	}
 	err = observeMachines(ctx, src, func(ctx context.Context, f *Found) (cluster.Machine, error) {
-		m, err := cluster.ReadCompared(ctx, src.Talos, f.Addr)
-		return m.Machine(), err
+		return cluster.ReadCompared(ctx, src.Talos, f.Addr)
 	}, wanted, o.Found)
 	if err == nil {
 		ObserveFiles(ctx, src, wanted, o.Found)
@@ -315,8 +299,7 @@ func ObserveDrift(ctx context.Context, src Sources, wanted []cluster.Wanted) (Ob
 	return o, err
 }
 
-// ReadData reads, with one call, which data is on one of the nodes only, and the volumes that storage systems keep
-// on several.
+// ReadData reads with one call what data is on one node only, and what storage systems keep on several.
 func ReadData(ctx context.Context, kube cluster.VolumeReader, nodes []*Found) (systems []replica.System, err error) {
 	if len(nodes) == 0 {
 		return nil, nil
@@ -392,8 +375,7 @@ func observeTies(ctx context.Context, src Sources, o *Observation) error {
 	return g.Wait()
 }
 
-// kubernetesFit says why wanted and present versions of Talos and Kubernetes do not support each
-// other on one node; "" if they do.
+// kubernetesFit says why versions of Talos and Kubernetes do not go together on one node; "": they do.
 type kubernetesFit struct {
 	runs, wanted string // versions of Kubernetes
 	present      string // why the running Talos does not support the wanted Kubernetes
@@ -401,7 +383,6 @@ type kubernetesFit struct {
 	both         string // why neither of the wanted versions supports the other
 }
 
-// fitOf returns nil if the node has the wanted Kubernetes, or no version is wanted.
 func fitOf(talos cluster.Compatibility, w cluster.Wanted, m cluster.Machine, kubelet string) *kubernetesFit {
 	if w.Kubernetes == "" || kubelet == "" || kubelet == w.Kubernetes || w.Build.TalosVersion == "" {
 		return nil
@@ -412,7 +393,6 @@ func fitOf(talos cluster.Compatibility, w cluster.Wanted, m cluster.Machine, kub
 	}
 }
 
-// order says which comes first: the roll, or the upgrade of Kubernetes.
 func (k kubernetesFit) order() string {
 	upgrade := fmt.Sprintf("recast upgrade-k8s --to %s", k.wanted)
 	change := fmt.Sprintf("Kubernetes %s → %s: ", k.runs, k.wanted)
@@ -429,7 +409,6 @@ func (k kubernetesFit) order() string {
 	return change + "the roll leaves it; " + upgrade + " brings it there, best after the roll"
 }
 
-// KubernetesOrder lists what the plan says about Kubernetes, without repetitions.
 func (o Observation) KubernetesOrder() (out []string) {
 	for _, f := range o.Found {
 		if f.fit == nil {
@@ -441,3 +420,217 @@ func (o Observation) KubernetesOrder() (out []string) {
 	}
 	return out
 }
+
+// Absent is a node of recast.yaml that is nowhere yet.
+type Absent struct {
+	Host    string   // where its VM is to be
+	Against []string // why its VM could not be started there
+	Traces  []string // what already exists of it: then it is not made, but something was lost
+	Lost    *Lost    // in a rebuild: what is left of it, which is taken away first
+}
+
+func NotThereYet(node string) error {
+	return fault.WithHint(fault.Refusedf("node %s is not there yet", node), "recast roll makes it")
+}
+
+// TracesOfCluster lists what speaks against beginning a cluster: traces of its machines.
+func (o Observation) TracesOfCluster(node string) (traces []string) {
+	for _, p := range o.Parking {
+		if node == o.First && o.Rebuild == "" && len(p.Record.Kept) > 0 {
+			free := "recast prune --only disks --keep-disks 0 frees them"
+			if slices.ContainsFunc(p.Record.Kept, func(k parking.KeptDisk) bool { return k.Removed }) {
+				free = fmt.Sprintf("recast remove %s --free %s frees them", p.Record.Node, p.Record.Node)
+			}
+			traces = append(traces, fmt.Sprintf("%s has disks of node %s of this cluster (recast status lists them): if the cluster is gone for good, %s; else %s, since a second one with its secrets could destroy it", p.VM, p.Record.Node, free, o.rebuilds()))
+		}
+	}
+	return traces
+}
+
+func asItIs(vm cluster.VM) string { return map[bool]string{true: ", which runs"}[vm.Running] }
+
+// whose says what to do about a VM that may be the node's. Its disks are unknown: no hint deletes it.
+func (o Observation) whose(other string) string {
+	if o.First != "" {
+		return fmt.Sprintf("if that is its machine, the cluster is there and its Kubernetes does not answer: recast doctor says what does not, and %s; if it is not, %s", o.rebuilds(), other)
+	}
+	return "if that is its machine, start it, or see why Kubernetes does not know it; if it is not, " + other
+}
+
+func (o Observation) rebuilds() string {
+	first := cmp.Or(o.First, "CONTROL-PLANE")
+	return fmt.Sprintf("recast rebuild %s --from SNAPSHOT makes the control planes of a broken cluster again", first)
+}
+
+// absent says that a node is to be made, or that it should be there.
+func absent(w cluster.Wanted, o *Observation, members []cluster.Member) (*Absent, error) {
+	lacks := shape.Lacks(w)
+	if w.Shape.Class == "" || len(lacks) > 0 {
+		err := fault.WithHint(fault.Configf("node %s: Kubernetes knows no node of that name", w.Name),
+			"nodes[].name is the Kubernetes node name; the cluster has: %s", NodeNames(o.Nodes))
+		if w.Shape.Class != "" {
+			err = fault.WithHint(err, "if it is a new node, its class lacks what a VM is made of: %s", strings.Join(lacks, "; "))
+		}
+		return nil, err
+	}
+	var traces []string
+	for _, vm := range o.VMs {
+		switch {
+		case o.Rebuild != "" && o.First != "": // see observeLost
+		case vm.ID == w.VMID:
+			traces = append(traces, fmt.Sprintf("its number has %s%s: %s", vm, asItIs(vm), o.whose("give nodes[].vmid another number")))
+		case vm.Name == w.Name:
+			traces = append(traces, fmt.Sprintf("its name has %s%s: %s", vm, asItIs(vm), o.whose("give that VM another name")))
+		}
+	}
+	removed := false // by recast, as a surge node: what discovery remembers says nothing else
+	for _, p := range o.Parking {
+		going := w.Surge && p.Record.Strategy.VM() == cluster.VMGone && p.VM.Host == w.Shape.Host && !slices.ContainsFunc(p.Record.Kept, func(k parking.KeptDisk) bool { return !k.Going })
+		removed = removed || p.Record.Node == w.Name && going
+		if p.Record.Node == w.Name && len(p.Record.Kept) > 0 && o.Rebuild == "" && !going {
+			traces = append(traces, fmt.Sprintf("%s has disks of it: recast status lists them, and recast remove %s --free %s frees those of a node that was removed", p.VM, w.Name, w.Name))
+		}
+	}
+	if !removed && slices.ContainsFunc(members, func(m cluster.Member) bool { return m.Nodename == w.Name }) {
+		traces = append(traces, "Talos' discovery has a machine with its name: see talosctl get members; an entry is gone half an hour after its machine")
+	}
+	if o.Away != nil {
+		traces = append(traces, o.Away.Error()+": whether one of them is its VM can't be determined")
+	}
+	return &Absent{Host: w.Shape.Host, Traces: traces}, nil
+}
+
+// Lost is what is left of a control plane whose cluster is broken.
+type Lost struct {
+	VM     cluster.VM
+	Ties   cluster.Ties
+	Leader bool // its etcd has a leader: then the cluster is not broken
+	Silent bool // the VM runs, and its etcd does not say whether it has a leader
+}
+
+// lostAnswers bounds the wait for a control plane of a broken cluster: its etcd may hang.
+const lostAnswers = 30 * time.Second
+
+// Rebuilding says whether a rebuild has taken all control planes away, and makes them again.
+func (o Observation) Rebuilding() bool {
+	return slices.ContainsFunc(o.Parking, func(p parking.Parking) bool {
+		return p.Record.Open && p.Record.Rebuild != "" && p.Record.Strategy.From() == cluster.Nowhere
+	})
+}
+
+// Rebuilt says whether the present cluster was begun with the snapshot, on that node.
+func (o Observation) Rebuilt(first string) bool {
+	return slices.ContainsFunc(o.Parking, func(p parking.Parking) bool {
+		return p.Record.Node == first && p.Record.Rebuild == o.Rebuild && p.Record.Strategy.From() == cluster.Nowhere
+	})
+}
+
+// forgetGone leaves out what is still listed of control planes whose VMs are gone.
+func (o *Observation) forgetGone(wanted []cluster.Wanted, members []cluster.Member) []cluster.Member {
+	ours := func(name string) bool {
+		return slices.ContainsFunc(wanted, func(w cluster.Wanted) bool { return w.Name == name })
+	}
+	if o.Away != nil {
+		return members // nobody can see whether a VM is gone
+	}
+	o.Nodes = slices.DeleteFunc(o.Nodes, func(k cluster.KubeNode) bool {
+		return ours(k.Name) && !slices.ContainsFunc(o.VMs, func(vm cluster.VM) bool { return vm.UUID() == k.UUID })
+	})
+	return slices.DeleteFunc(members, func(m cluster.Member) bool {
+		return ours(m.Nodename) && !slices.ContainsFunc(o.Nodes, func(k cluster.KubeNode) bool { return k.Name == m.Nodename })
+	})
+}
+
+// observeLost finds a broken cluster's VMs: by numbers, names, and the machines at the nodes' addresses.
+func observeLost(ctx context.Context, src Sources, wanted []cluster.Wanted, o *Observation) error {
+	if o.Rebuild == "" || o.First == "" {
+		return nil
+	}
+	rebuilding, problems := o.Rebuilding(), make([]error, len(wanted))
+	eachFound(o.Found, func(i int, f *Found) {
+		if f.Absent == nil {
+			return
+		}
+		vm, err := lostVM(ctx, src, wanted[i], o)
+		switch {
+		case err != nil || vm == nil:
+			problems[i] = err
+		case rebuilding: // the control plane is already made
+			f.VM, f.Absent = vm, nil
+		default:
+			f.Absent.Lost = &Lost{VM: *vm}
+		}
+	})
+	var left []*Found
+	for i := range o.Found {
+		if a := o.Found[i].Absent; a != nil && a.Lost != nil {
+			left = append(left, &Found{Name: o.Found[i].Name, VM: &a.Lost.VM})
+		}
+	}
+	if err := errors.Join(append(problems, ReadTies(ctx, src.Proxmox, left)...)...); err != nil {
+		return err
+	}
+	g := errgroup.Group{}
+	for i := range o.Found {
+		a, addr := o.Found[i].Absent, o.Found[i].Addr
+		if a == nil || a.Lost == nil {
+			continue
+		}
+		a.Lost.Ties = left[0].Ties
+		left = left[1:]
+		g.Go(func() error {
+			asking, cancel := context.WithTimeout(ctx, lostAnswers)
+			defer cancel()
+			s, _ := src.Talos.EtcdStatus(asking, addr) // the answer counts, even with an error
+			if a.Lost.Leader = s.Leader != 0; s.MemberID != 0 {
+				return ctx.Err()
+			}
+			now, err := src.Proxmox.VMState(ctx, a.Lost.VM.ID)
+			a.Lost.Silent = now.Running
+			return fault.Prefix("look up "+a.Lost.VM.String(), err)
+		})
+	}
+	return g.Wait()
+}
+
+func lostVM(ctx context.Context, src Sources, w cluster.Wanted, o *Observation) (*cluster.VM, error) {
+	uuid := ""
+	recorded := map[string]bool{} // UUIDs of VMs that the control plane had
+	for _, p := range o.Parking {
+		if p.Record.Node == w.Name && p.Record.UUID != "" {
+			recorded[p.Record.UUID] = true
+		}
+	}
+	if w.Addr.IsValid() {
+		asking, cancel := context.WithTimeout(ctx, lostAnswers)
+		defer cancel()
+		m, err := cluster.ReadIdentity(asking, src.Talos, w.Addr)
+		switch {
+		case err != nil: // its machine may be gone
+		case m.Nodename != "" && m.Nodename != w.Name:
+			return nil, fault.WithHint(fault.UUIDMismatch.Refusedf("node %s: the machine at its address %s is node %s", w.Name, w.Addr, m.Nodename), "correct its address in recast.yaml")
+		default:
+			uuid = m.UUID
+		}
+	}
+	is := cluster.Where(o.VMs, func(vm cluster.VM) bool {
+		return vm.ID == w.VMID || vm.Name == w.Name || uuid != "" && vm.UUID() == uuid || recorded[vm.UUID()]
+	})
+	switch {
+	case len(is) > 1:
+		return nil, fault.WithHint(fault.UUIDMismatch.Refusedf("node %s: %v may be its VM, by nodes[].vmid, by its name, or by the machine at its address", w.Name, is),
+			"rename those that are not, or correct nodes[].vmid")
+	case uuid != "" && (len(is) == 0 || is[0].UUID() != uuid):
+		return nil, fault.WithHint(fault.UUIDMismatch.Refusedf("node %s: the machine at its address %s has UUID %s, which is that of no VM of it", w.Name, w.Addr, uuid),
+			"switch that machine off, or correct the address, or nodes[].vmid, in recast.yaml")
+	case len(is) == 0 && w.VMID == 0 && len(recorded) == 0:
+		return nil, fault.WithHint(fault.UUIDMismatch.Refusedf("node %s: no VM has its name, and none answers at its address: whether its VM is gone, or has another name, can't be seen", w.Name),
+			"give it the number of its VM, nodes[].vmid: if that is gone, the number that it had")
+	case len(is) == 0:
+		return nil, ctx.Err()
+	}
+	return &is[0], ctx.Err()
+}
+
+// RebuildGoesOn says how to finish an unfinished rebuild.
+const RebuildGoesOn = "run the same recast rebuild again, with the same snapshot: it goes on where it stopped"

@@ -15,10 +15,8 @@ import (
 	"github.com/recast-sh/recast/internal/words"
 )
 
-// Disks returns the node's disks that are parked or attached again. The disks of an unfinished replacement have the
-// names that they had on the node's VM, which say what each is for.
-func (n NodePlan) Disks() []DiskPlan {
-	var out []DiskPlan
+// Disks are those parked or attached again; of an unfinished replacement by their names on the node's VM.
+func (n NodePlan) Disks() (out []DiskPlan) {
 	if n.Found.Open() {
 		return cluster.Each(n.Found.Parking.Record.Disks, func(d parking.ParkedDisk) DiskPlan {
 			return DiskPlan{Key: d.Key, Volid: d.Volid}
@@ -48,8 +46,7 @@ func PlanAway(n *NodePlan, away *cluster.HostsAway) {
 	n.Refused = []string{fmt.Sprintf("%s, and %s: bring %s back, or leave the node out with --exclude", where, away.Who(), away.Names())}
 }
 
-// AskLosses checks what is lost with the system disk, if the disk is about to leave the node: the plan shows what
-// acceptLoss names and refuses the rest.
+// AskLosses checks what leaves with the system disk: the plan shows what acceptLoss names and refuses the rest.
 func (n *NodePlan) AskLosses() {
 	c, leaves := strategy.Leaving(n.Strategy, n.Wanted, n.Found)
 	if !leaves {
@@ -95,8 +92,7 @@ func (n *NodePlan) PutBack(because string) {
 	n.Why += "; its old system disk is put back: " + because
 }
 
-// planReboot finishes an in-place upgrade that an earlier run installed, or whose machine is unavailable. It
-// returns false if a new plan is better: the machine answers, and the build that it should get is unknown.
+// planReboot finishes an in-place upgrade of an earlier run; false: the machine answers, and its build is unknown.
 func planReboot(n *NodePlan, o observe.Observation) bool {
 	mark := n.Found.Node.Mark
 	build, known := o.Build(n.Wanted, mark.Build)
@@ -120,8 +116,7 @@ func planReboot(n *NodePlan, o observe.Observation) bool {
 	return true
 }
 
-// planResume finishes what a run began, with the build that its record names; if that is
-// impossible, the old system disk is put back.
+// planResume finishes what a run began, with the recorded build; else the old system disk is put back.
 func planResume(n *NodePlan, o observe.Observation) {
 	rec := n.Found.Parking.Record
 	n.Resume, n.Run, n.Strategy, n.Restore, n.Prepared = true, rec.Run, rec.Strategy, rec.Restore, rec.Prepared
@@ -178,22 +173,9 @@ func planResume(n *NodePlan, o observe.Observation) {
 	}
 }
 
-// noteFile notes a file that an in-place upgrade does not apply.
-func (n *NodePlan) noteFile(file *cluster.FoundFile) {
-	const stays = "; this roll leaves the configuration as it is"
-	switch {
-	case file.Err != nil:
-		n.Notes = append(n.Notes, "its file in talos.machineConfigs was not compared with what it runs: "+file.Err.Error()+stays)
-	case n.Found.Machine == nil:
-	case len(file.Changes) > 0:
-		shown := file.ConfigFile
-		n.ConfigFile = &shown
-		n.Notes = append(n.Notes, "its file in talos.machineConfigs differs from what it runs"+stays)
-	}
-}
-
 // planFile shows what a node's file would change if this strategy applies the file, and notes the file if not.
 func (n *NodePlan) planFile() {
+	const stays = "; this roll leaves the configuration as it is"
 	file, applies := n.Found.File, n.AppliesConfig()
 	switch {
 	case file != nil && file.Err != nil && n.Strategy == "" && n.Found.Machine != nil && n.Paused == "" && !n.leavesConfig:
@@ -203,8 +185,12 @@ func (n *NodePlan) planFile() {
 		if rec := n.Found.Parking.Record; rec.Config != file.Sum {
 			n.Notes = append(n.Notes, fmt.Sprintf("its file in talos.machineConfigs is not applied yet: it gets the configuration that run %s remembered; what the file changes is shown once it is back", rec.Run))
 		}
+	case !applies && file.Err != nil:
+		n.Notes = append(n.Notes, "its file in talos.machineConfigs was not compared with what it runs: "+file.Err.Error()+stays)
+	case !applies && (n.Found.Machine == nil || len(file.Changes) == 0):
 	case !applies:
-		n.noteFile(file)
+		n.ConfigFile = new(file.ConfigFile)
+		n.Notes = append(n.Notes, "its file in talos.machineConfigs differs from what it runs"+stays)
 	case file.Err != nil:
 		n.Refused = append(n.Refused, "its file in talos.machineConfigs can't be applied: "+file.Err.Error())
 	default:
@@ -226,7 +212,6 @@ func (n *NodePlan) planFile() {
 	}
 }
 
-// NeedsSnapshot says whether etcd is to be saved before this node is touched.
 func (n NodePlan) NeedsSnapshot() bool {
 	return n.Role == cluster.ControlPlane && !n.Resume && !n.OnlyTidies() && n.Rebuild == ""
 }
@@ -243,8 +228,7 @@ type DiskPlan struct {
 	NewSize string `json:"newSize,omitempty"`
 }
 
-// PlanEtcd applies the rules of etcd to a decision. With auto, a node whose system disk must not be replaced
-// because of etcd is upgraded in place.
+// PlanEtcd applies the rules of etcd to a decision. auto falls back to in-place where they forbid another system disk.
 func PlanEtcd(n *NodePlan, o observe.Observation, p Policy, d strategy.Decision, system cluster.Disk, systemErr error) strategy.Decision {
 	onSystem, err := strategy.EtcdOnSystemDisk(*n.Found.Machine)
 	if err != nil {
@@ -270,8 +254,7 @@ func PlanEtcd(n *NodePlan, o observe.Observation, p Policy, d strategy.Decision,
 	return d
 }
 
-// planApplyConfig gives a node another machine configuration and nothing else. A configuration that needs no reboot
-// is tried first: Talos takes it back by itself if the node is not healthy with it.
+// planApplyConfig changes the configuration only. One without a reboot is tried first: Talos takes it back by itself.
 func planApplyConfig(n *NodePlan, o observe.Observation, p Policy) {
 	n.Strategy, n.EtcdKept, n.Why = cluster.ApplyConfig, true, "apply-config: only its machine configuration differs"
 	if n.Drift.IsImage() {
@@ -292,10 +275,8 @@ func planApplyConfig(n *NodePlan, o observe.Observation, p Policy) {
 
 // staysUp says whether the node gets only what needs no reboot.
 func (n NodePlan) staysUp() bool {
-	if n.Strategy.Reshapes() {
-		return !stopsVM(n)
-	}
-	return n.Strategy.KeepsImage() && n.Found.File != nil && len(n.Found.File.Reboot) == 0 && !stopsVM(n)
+	keeps := n.Strategy.KeepsImage() && n.Found.File != nil && len(n.Found.File.Reboot) == 0
+	return (n.Strategy.Reshapes() || keeps) && !stopsVM(n)
 }
 
 // AppliesConfig says whether the node gets its file of talos.machineConfigs.
@@ -303,7 +284,6 @@ func (n NodePlan) AppliesConfig() bool {
 	return n.Strategy.BringsConfig() || n.Strategy.Upgrades() && n.WithConfig
 }
 
-// refusedConfig says why a node must not get its file.
 func (n *NodePlan) refusedConfig(file cluster.FoundFile) []string {
 	out := n.Found.AgainstFile()
 	if file.Beside != "" && len(file.Identity) > 0 {
@@ -315,8 +295,7 @@ func (n *NodePlan) refusedConfig(file cluster.FoundFile) []string {
 	return append(out, n.oneWay(file)...)
 }
 
-// oneWay says what a file brings that would keep every roll from recreating the node from then on, or would leave
-// recast no way at all, unless the node already has it.
+// oneWay says what a file newly brings with which no later roll could recreate the node, or recast do anything.
 func (n *NodePlan) oneWay(file cluster.FoundFile) []string {
 	c := strategy.Candidate{Wanted: n.Wanted, VM: n.Found.VMOrZero(), Found: n.Found}
 	if n.Found.Machine != nil {
@@ -338,9 +317,7 @@ func (n *NodePlan) oneWay(file cluster.FoundFile) []string {
 	return out
 }
 
-// addedArgs returns the kernel arguments that a file adds, for GRUB.
-func addedArgs(changes []config.Change) []string {
-	var out []string
+func addedArgs(changes []config.Change) (out []string) {
 	for _, c := range changes {
 		if c.Document == config.MainDocument && c.Kind != config.Removed && strings.HasPrefix(c.Path, "machine.install.extraKernelArgs") {
 			out = append(out, strings.FieldsFunc(c.Wanted, func(r rune) bool { return strings.ContainsRune(`[], "'`, r) })...)
@@ -349,8 +326,7 @@ func addedArgs(changes []config.Change) []string {
 	return out
 }
 
-// placed returns how a file encrypts volumes, without the locks to STATE of volumes that may go with the system
-// disk, as STATE does.
+// placed returns how a file encrypts volumes, without the locks to STATE of those that may go with STATE.
 func placed(m cluster.Machine, file cluster.FoundFile) []cluster.Encryption {
 	out := slices.Clone(file.Encryption)
 	for i, e := range out {
@@ -385,10 +361,8 @@ func (n *NodePlan) refuseInit() {
 	}
 }
 
-// Configured lists the nodes that answer with their own configuration, have no replacement in progress, and do not
-// wait to be healthy with a new configuration: no journal needs to keep theirs.
-func (p Plan) Configured() []string {
-	var nodes []string
+// Configured lists the nodes with their own configuration that wait for nothing: no journal needs to keep theirs.
+func (p Plan) Configured() (nodes []string) {
 	for _, n := range p.Nodes {
 		if f := n.Found; f.VM != nil && f.Machine != nil && f.Blank == nil && !f.Open() && (f.Node == nil || f.Node.Mark == nil || !f.Node.Mark.Strategy.KeepsImage()) {
 			nodes = append(nodes, n.Node)
@@ -412,7 +386,6 @@ func Create(n *NodePlan) {
 	n.Refused = append(n.Refused, strategy.BringsConfig(w.Build)...)
 }
 
-// planCreate plans the VM of a node that does not exist yet, and the machine in it.
 func planCreate(n *NodePlan, o observe.Observation) {
 	w := n.Wanted
 	Create(n)
@@ -449,7 +422,6 @@ func planCreate(n *NodePlan, o observe.Observation) {
 	}
 }
 
-// describe lists the settings of a new VM.
 func describe(vm cluster.VM, w cluster.Wanted) string {
 	var out []string
 	for _, key := range slices.Sorted(maps.Keys(vm.Config)) {
@@ -467,8 +439,7 @@ func describe(vm cluster.VM, w cluster.Wanted) string {
 	return strings.Join(out, "; ")
 }
 
-// newNumbers gives new VMs without a number in recast.yaml the first numbers that are free and that recast does not
-// keep for itself. Whether a number is still free shows when its VM is created.
+// newNumbers gives new VMs the first free numbers that recast does not keep; the creation shows if they still are.
 func (p worldOf) newNumbers() {
 	next := cluster.VMID(100)
 	taken := func(id cluster.VMID) bool {
@@ -487,8 +458,7 @@ func (p worldOf) newNumbers() {
 	}
 }
 
-// planPrepared decides whether the node's new system disk is made from a disk image before the node is drained, as
-// images.boot asks.
+// planPrepared decides whether the new system disk is made from a disk image before the drain, as images.boot asks.
 func planPrepared(n *NodePlan, system cluster.Disk) {
 	if n.Wanted.Boot != cluster.BootFromDisk && n.Wanted.Boot != cluster.BootFromAuto {
 		return
@@ -505,12 +475,10 @@ func planPrepared(n *NodePlan, system cluster.Disk) {
 	}
 }
 
-// entryFree is the first Talos that uses the entry that was booted if the EFI variables name an entry that does not
-// exist (siderolabs/talos#12300, #12312).
+// entryFree is the first Talos that boots though the EFI variables name no present entry (talos#12300, #12312).
 const entryFree = "v1.11.6"
 
-// needsEntry says whether the boot loader's default entry has to exist. Pre-releases of v1.12.0 came before the
-// correction.
+// needsEntry: the boot loader's default entry has to exist. Pre-releases of v1.12.0 came before the correction.
 func needsEntry(talos string) bool {
 	v, err := cluster.ParseVersion(talos)
 	fixed, _ := cluster.ParseVersion(entryFree)
@@ -539,4 +507,217 @@ func againstPrepared(n NodePlan, system cluster.Disk) (against []string) {
 		against = append(against, fmt.Sprintf("the disk in %s has %s, and its system disk %s", b.DiskName, cluster.Size(b.DiskBytes), cluster.Size(bytes)))
 	}
 	return against
+}
+
+// frees is what the node's roll gives back to a storage at its end. What a thin disk has is unknown: it counts as none.
+func (n NodePlan) frees(s cluster.Storage) (bytes int64) {
+	for _, f := range n.Frees {
+		d := cluster.Disk{Volid: f.Volid, Options: []string{"size=" + f.Size}}
+		if s.Thick && d.Storage() == s.Name {
+			bytes += int64(d.SizeBytes())
+		}
+	}
+	return bytes
+}
+
+// tellOfVM notes in the plan what else a new system disk changes in the VM. system is the old system disk.
+func (n *NodePlan) tellOfVM(disks []cluster.Disk, system cluster.Disk) {
+	vm := *n.Found.VM
+	if n.Strategy.DeletesVM() {
+		n.Renewed = vm.MadeAnew()
+		for _, d := range disks {
+			if d.Key != system.Key && d.Owner == vm.ID && !d.CDROM && !d.CSI() {
+				n.Renewed = append(n.Renewed, "volid of "+d.Key)
+			}
+		}
+	}
+	note := func(format string, args ...any) { n.Notes = append(n.Notes, fmt.Sprintf(format, args...)) }
+	if set := n.Found.BlankSetting(n.Wanted.Build); set != nil {
+		note("its blank machine gets the node's address from the VM's cloud-init drive: %s is %s for that boot, and as before at the end", set.Key, set.Value)
+	}
+	if vm.Config["protection"] == "1" {
+		note("the VM's protection is lifted meanwhile and set again at the end")
+	}
+	if cd := cluster.CDKey(vm.Config, disks); vm.Config[cd] != "" {
+		if d, err := cluster.ParseDisk(cd, vm.Config[cd]); err == nil && d.Volid != "none" {
+			if _, ours := cluster.BootISO(d); !ours {
+				note("%s %sis empty at the end: %s is taken out", cd, map[bool]string{true: "gets the boot ISO and "}[n.Prepared == ""], d.Volid)
+			}
+		}
+	}
+	media, _ := vm.OtherMedia() // unreadable ones are refused
+	for _, key := range slices.Sorted(maps.Keys(media)) {
+		note("%s is empty until its node is healthy: %s is taken out, so that it does not configure the blank machine", key, media[key].Volid)
+	}
+	if boot := vm.Config["boot"]; strings.TrimSpace(boot) != "" && cluster.BootDevices(boot) == nil {
+		note("its boot order of the old kind (%s) becomes one by device, its system disk first", boot)
+	}
+	have, want := system.SizeBytes(), uint64(max(n.Wanted.SystemGiB, 0))<<30
+	switch {
+	case n.System == nil || want == 0 || have == 0 || want == have:
+	case want < have:
+		note("the new system disk has %s like the old one, not the %dG wanted: recast never makes one smaller", system.Option("size"), n.Wanted.SystemGiB)
+	default:
+		n.System.NewSize = fmt.Sprintf("%dG", n.Wanted.SystemGiB)
+	}
+}
+
+// numbers refuses the nodes whose parking VM can get no number, after each node before them in the plan has taken one:
+// a parking VM keeps its number as long as it holds disks. One that is taken later shows when the VM is created.
+func (p worldOf) numbers() {
+	free := slices.DeleteFunc(slices.Clone(p.o.ParkingIDs), func(id cluster.VMID) bool {
+		return slices.ContainsFunc(p.o.VMs, func(vm cluster.VM) bool { return vm.ID == id })
+	})
+	var need []*NodePlan
+	for i := range p.Nodes {
+		n := &p.Nodes[i]
+		replaces := n.Strategy.Installs() || n.Strategy.VM() == cluster.VMGone || stopsVM(*n)
+		if replaces && !n.Resume && len(n.Refused) == 0 && n.Found.Parking == nil {
+			need = append(need, n)
+		}
+	}
+	for _, n := range need[min(len(free), len(need)):] {
+		n.Refused = append(n.Refused, fmt.Sprintf("no VMID is left for its parking VM: this roll takes %d, and %d of proxmox.vmids are free: widen it, or leave nodes out with --exclude",
+			len(need), len(free)))
+	}
+}
+
+// space refuses nodes whose new system disk does not fit with all that the plan takes: old disks stay parked.
+func (p worldOf) space() {
+	var disks []observe.NewDisk
+	for _, n := range p.Nodes {
+		if n.Space != nil && !n.Resume {
+			d := *n.Space
+			d.Freed = n.frees(d.Storage)
+			disks = append(disks, d)
+		}
+	}
+	for _, use := range observe.SpaceUses(disks, p.o.Rooms) {
+		for i, lack := range use.Lacks(max(1, p.MaxUnavailable)) {
+			if lack == "" {
+				continue
+			}
+			at := slices.IndexFunc(p.Nodes, func(n NodePlan) bool { return n.Node == use.Disks[i].Node })
+			p.Nodes[at].Refused = append(p.Nodes[at].Refused, lack)
+		}
+		p.Warn = append(p.Warn, use.Warn()...)
+	}
+}
+
+// planReshape gives a node whose system is right another VM around it.
+func planReshape(n *NodePlan, o observe.Observation, p Policy) {
+	n.Strategy, n.EtcdKept, n.Why = cluster.Reshape, true, "reshape: only its VM is not as wanted"
+	if len(n.Found.Shape.At(shape.Off)) == 0 {
+		n.Why += "; it stays up"
+		return
+	}
+	n.Why += "; it takes a VM that is off"
+	if n.Role == cluster.ControlPlane {
+		refused, warn := strategy.EtcdRules(len(o.ControlPlanes()), false, false, cluster.Reshape, p.AcceptOutage)
+		n.Refused, n.Notes = append(n.Refused, refused...), append(n.Notes, warn...)
+	}
+}
+
+func planShape(n *NodePlan, o observe.Observation, p Policy) {
+	if n.Strategy.From() != cluster.Serving || !n.Strategy.BringsShape() || n.Resume || !p.does(VM) {
+		return
+	}
+	n.VM = n.Found.Shape
+	planMove(n)
+	for _, d := range n.VM.At(shape.Never) {
+		n.Refused = append(n.Refused, fmt.Sprintf("its VM is not as recast.yaml wants it (%s): %s", d, d.Why))
+	}
+	if n.Strategy.Replaces() || len(n.Found.Shape) == 0 {
+		return // the same obstacles block both
+	}
+	c := strategy.Candidate{Wanted: n.Wanted, VM: *n.Found.VM, Machine: *n.Found.Machine, Found: n.Found, Observation: o}
+	if len(n.VM.At(shape.Off)) == 0 {
+		if lock := n.Found.VM.Lock; lock != "" {
+			n.Refused = append(n.Refused, fmt.Sprintf("the VM is locked (%s): wait until that task has ended", lock))
+		}
+		return
+	}
+	for _, reason := range slices.Concat(cluster.Texts(c.AgainstReshape()), o.Hidden(*n.Found.VM)) {
+		if !slices.ContainsFunc(n.Refused, func(said string) bool { return strings.HasSuffix(said, reason) }) { // auto prefixes strategies
+			n.Refused = append(n.Refused, reason)
+		}
+	}
+}
+
+// planMove plans a node whose running VM is migrated first, on its new host. Its old system disks stay on the old one.
+func planMove(n *NodePlan) {
+	for _, d := range n.VM.At(shape.Off) { // disks can be handed over on one host only
+		if d.Why != "" && n.Strategy.Replaces() {
+			n.Refused = append(n.Refused, fmt.Sprintf("its VM is not as recast.yaml wants it (%s): %s. Disks can be handed over on one host only: recast roll --what vm first, then roll again", d, d.Why))
+		}
+	}
+	to := n.VM.Moves(shape.Live)
+	if to == "" {
+		return
+	}
+	n.Host = to
+	if strings.HasPrefix(strings.TrimPrefix(n.Found.VM.Config["cpu"], "cputype="), "host") {
+		n.Notes = append(n.Notes, fmt.Sprintf("its CPU type is host: whether the processors of %s are like those of %s enough for a guest that runs, recast can't see", to, n.Found.VM.Host))
+	}
+	if n.Space != nil {
+		n.Space.Host = to
+	}
+	n.Found.Parking, n.Found.Elsewhere = observe.TakeParking(n.Found.Parkings(), func(p parking.Parking) bool { return p.VM.Host == to })
+}
+
+// stopsVM says whether the VM is switched off to get its shape, by whatever strategy.
+func stopsVM(n NodePlan) bool { return len(n.VM.At(shape.Off)) > 0 }
+
+func (n NodePlan) FreesOn() (out []string) {
+	for _, f := range n.Frees {
+		if storage, _, ok := strings.Cut(f.Volid, ":"); ok && !slices.Contains(out, storage) {
+			out = append(out, storage)
+		}
+	}
+	if !n.Wanted.Surge {
+		return out
+	}
+	for _, d := range n.Wanted.Shape.Disks { // the surge node's system disk, when the node is removed
+		if d.Storage != "" && !slices.Contains(out, d.Storage) {
+			out = append(out, d.Storage)
+		}
+	}
+	return out
+}
+
+// planFrees shows which old system disks are superseded once the node's roll has succeeded: all but the newest
+// keep, counting the present one. Disks that were given up (KeptDisk.GivenUp) are no way back: they are superseded
+// and do not count. An in-place upgrade supersedes no disk; it only completes what an earlier roll began to free.
+func (n *NodePlan) planFrees(o observe.Observation, keep int) {
+	p := n.Found.Parking
+	if p == nil || len(n.Refused) > 0 {
+		return
+	}
+	replaces := n.Strategy.Replaces()
+	if !replaces && !n.Strategy.KeepsVM() {
+		return
+	}
+	there := len(cluster.Where(p.Record.Kept, func(k parking.KeptDisk) bool {
+		_, found := p.VM.Config[k.Key]
+		return found && !k.GivenUp && !k.Removed
+	}))
+	for _, k := range p.Record.Kept {
+		if k.Removed {
+			continue // no roll frees a disk of a removed node
+		}
+		f := parking.FreePlan{Parking: p.VM.ID, Key: k.Key, Run: k.Run, GivenUp: k.GivenUp, Talos: k.Talos}
+		disk, against := p.Freeable(k, o.VMs)
+		f.Volid, f.Size = disk.Volid, disk.Option("size")
+		switch superseded := replaces && (f.Volid == "" || k.GivenUp || there >= max(1, keep)); {
+		case !superseded && !k.Going:
+			continue
+		case !k.Going && len(against) > 0:
+			n.Notes = append(n.Notes, fmt.Sprintf("%s stays, although it is superseded: %s", f, strings.Join(against, "; ")))
+		default:
+			n.Frees = append(n.Frees, f)
+		}
+		if f.Volid != "" && !k.GivenUp {
+			there--
+		}
+	}
 }

@@ -4,9 +4,14 @@
 package planning
 
 import (
+	"bytes"
 	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"net/netip"
 	"slices"
@@ -19,13 +24,13 @@ import (
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/shape"
 	"github.com/recast-sh/recast/cluster/strategy"
+	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/knownissue"
 	"github.com/recast-sh/recast/internal/words"
 )
 
-// New decides what to do about every wanted node, from what was observed and nothing else. It fails only if the
-// request makes no sense: an unknown node name, a node that could not be read. While something is unfinished, the
-// other nodes may be unread: they are planned again afterwards.
+// New decides what to do about every wanted node, from what was observed and nothing else. It fails for an unknown node
+// name, or an unread node; unless something is unfinished, as all is planned again after that.
 func New(cluster string, wanted []cluster.Wanted, o observe.Observation, past cluster.History, p Policy) (Plan, error) {
 	plan := Plan{Cluster: cluster, MaxUnavailable: p.maxUnavailable(wanted, o), PerHost: max(1, p.PerHost), WorkersBeside: p.WorkersBeside, AcceptOutage: p.AcceptOutage, What: p.What, Bootstrap: p.Bootstrap, ControlPlanes: o.ControlPlanes(), Heed: p.Heed(wanted)}
 	if err := errors.Join(p.Check(wanted), p.checkLabels(wanted, o), p.againstRebuild(o)); err != nil {
@@ -198,8 +203,7 @@ type Plan struct {
 	Heed          Heed               `json:"-"`
 }
 
-// ISOHosts lists for each schematic, by its name, the Proxmox nodes on which VMs boot from its
-// ISO, or would if the upgrade after this one failed, sorted.
+// ISOHosts lists by schematic the Proxmox nodes whose VMs boot its ISO, or would if the upgrade after this failed.
 func (p Plan) ISOHosts() map[string][]string {
 	hosts := map[string][]string{}
 	for _, n := range p.Work() {
@@ -214,7 +218,6 @@ func (p Plan) ISOHosts() map[string][]string {
 	return hosts
 }
 
-// NeedsImages says whether any node gets an image that may have to be built.
 func (p Plan) NeedsImages() bool {
 	return slices.ContainsFunc(p.Work(), NodePlan.NeedsImage)
 }
@@ -231,17 +234,14 @@ func (n NodePlan) NeedsImage() bool {
 	}
 }
 
-// Refused lists every reason why the plan can't be run, with its node.
-func (p Plan) Refused() []string {
-	var out []string
+func (p Plan) Refused() (out []string) {
 	for _, n := range p.Nodes {
 		out = append(out, cluster.Each(n.Refused, func(r string) string { return n.Node + ": " + r })...)
 	}
 	return out
 }
 
-// TakesAPIAway says whether the Kubernetes API is unavailable while a node is out: with fewer
-// than three control planes, etcd loses its quorum without one.
+// TakesAPIAway: the Kubernetes API is away while a node is out: of fewer than three, etcd needs each control plane.
 func (p Plan) TakesAPIAway() bool {
 	return len(p.ControlPlanes) < 3 && slices.ContainsFunc(p.Work(), func(n NodePlan) bool {
 		return n.Role == cluster.ControlPlane && !n.OnlyTidies() && !n.staysUp() && n.Strategy.From() != cluster.Nowhere
@@ -266,14 +266,14 @@ func (p worldOf) warn() {
 		p.Warn = append(p.Warn, p.o.QuorumOnOneHost()...)
 	}
 	p.warnOfIssues()
+	patient := slices.ContainsFunc(p.Storage, func(s StorageSystem) bool { return s.WaitSeconds > 0 })
 	for _, n := range p.Work() {
-		if outage := time.Duration(n.OutageSeconds) * time.Second; outage > longOutage && !knownPatience(p.Storage) {
+		if outage := time.Duration(n.OutageSeconds) * time.Second; outage > longOutage && !patient {
 			p.Warn = append(p.Warn, fmt.Sprintf("%s is expected to be away for %s: storage systems rebuild replicas after 10 minutes", n.Node, outage))
 		}
 	}
 }
 
-// planOf begins the plan of a node.
 func planOf(w cluster.Wanted, f observe.Found) NodePlan {
 	n := NodePlan{Node: w.Name, Addr: f.Addr, Wanted: w, Found: f}
 	n.Role = cluster.RoleOf(f.Machine != nil && f.Machine.ControlPlane)
@@ -369,8 +369,7 @@ func planStale(n *NodePlan, o observe.Observation, p Policy) {
 	}
 }
 
-// leftByHand leaves a node as it is, and says so, if a person has to mend it with one command before any strategy
-// can be used. The other nodes are rolled. A node that was named is refused instead.
+// leftByHand leaves a node to a person's one command, which any strategy needs first. One that was named is refused.
 func (n *NodePlan) leftByHand(d strategy.Decision, o observe.Observation, p Policy, system cluster.Disk, systemErr error) bool {
 	if len(d.Refused) == 0 || systemErr != nil || slices.Contains(p.Only, n.Node) {
 		return false
@@ -404,8 +403,7 @@ func (p Plan) LeftByHand() []string {
 	return cluster.Each(left, func(n NodePlan) string { return fmt.Sprintf("%s is %s: %s", n.Node, n.Why, n.ByHand) })
 }
 
-// refuseControlled refuses to change nodes that another controller replaces meanwhile, with the disks of the VM. It
-// lets a roll finish what an earlier run left unfinished.
+// refuseControlled refuses nodes whose controller would replace them, with their disks; what is unfinished goes on.
 func refuseControlled(p *Plan) {
 	for i := range p.Nodes {
 		n := &p.Nodes[i]
@@ -415,8 +413,7 @@ func refuseControlled(p *Plan) {
 	}
 }
 
-// warnOfIssues warns of releases that nobody should run, but that nodes are to get, or continue to run. What only
-// some configurations can't have is a refusal of the nodes that are to get it.
+// warnOfIssues warns of releases that nobody should run. What only some configurations can't have, is refused there.
 func (p worldOf) warnOfIssues() {
 	var texts []string
 	stay := map[string][]string{} // by what is wrong: the nodes that continue to run the release
@@ -446,9 +443,7 @@ func (p worldOf) warnOfIssues() {
 	}
 }
 
-// issuesOf says what is wrong with a release, for a node that gets or runs it.
-func (n NodePlan) issuesOf(version string, gets bool) []string {
-	var out []string
+func (n NodePlan) issuesOf(version string, gets bool) (out []string) {
 	issue, known := knownissue.Of(version)
 	switch {
 	case known && !issue.Scheduler, known && !gets && n.Found.ConfigRefused != nil:
@@ -460,13 +455,11 @@ func (n NodePlan) issuesOf(version string, gets bool) []string {
 	return out
 }
 
-// PeerLasts is how long Talos' discovery lists a machine that was stopped (defaultDiscoveryTTL in
-// internal/app/machined/pkg/controllers/cluster/discovery_service.go).
+// PeerLasts is how long Talos' discovery lists a stopped machine (defaultDiscoveryTTL in discovery_service.go).
 const PeerLasts = 30 * time.Minute
 
-// OldPeer says why an outage may last longer if a node gets another system disk: its KubeSpan identity is on the
-// old disk. Of two peers with the same address the one with the lower node ID keeps it, and IDs are random
-// (internal/app/machined/pkg/controllers/kubespan/peer_spec.go).
+// OldPeer says why an outage may last longer if a node gets another system disk: its KubeSpan identity is on the old
+// disk. Of two peers with one address the lower node ID keeps it, and IDs are random (kubespan/peer_spec.go).
 var OldPeer = fmt.Sprintf("KubeSpan: until discovery forgets its old peer, up to %s after its stop, other nodes may send there what is for it (talos#4562)", PeerLasts)
 
 // heedKubeSpan marks the nodes that become other peers of KubeSpan, and expects the longer outage.
@@ -507,3 +500,279 @@ func kubeSpan(f observe.Found) (on, known bool) {
 	docs, err := config.Parse(f.Machine.Configs.Active)
 	return docs.KubeSpan() && docs.DiscoveryService(), err == nil
 }
+
+// doneBy: a run of the saved plan has begun, so it is taken to have changed every node. Leftovers are cleaned up.
+func (n NodePlan) doneBy(begun bool) bool {
+	return begun && n.Paused == "" && len(n.Drift.Unread) == 0 && (n.Strategy == "" && !n.Drift.Rollable() || n.Drift.Tidy())
+}
+
+// Follow turns a plan of the present state into the saved plan, with its order and ID. It refuses other changes than
+// those of its own runs; begun: the journal has one. What that left is finished before anything is compared.
+func (p Plan) Follow(saved Plan, begun bool) (Plan, error) {
+	against := follower{p, saved}
+	moved := against.madeFrom()
+	if len(moved) == 0 {
+		moved = against.moved(begun || against.begun())
+	}
+	if len(moved) > 0 {
+		return Plan{}, fault.WithHint(fault.PlanMoved.Refusedf("things are no longer as plan %s has them:\n  %s", saved.ID, strings.Join(moved, "\n  ")), planAgain)
+	}
+	if p.Run == "" {
+		against.inOrder()
+	}
+	against.ID = saved.ID
+	return against.Plan, nil
+}
+
+// Policy returns the policy that makes a saved plan again, for the nodes in it.
+func (p Plan) Policy() Policy {
+	names := cluster.Each(p.Nodes, func(n NodePlan) string { return n.Node })
+	return Policy{AcceptOutage: p.AcceptOutage, What: p.What, Exactly: true, Only: names}
+}
+
+// RunSuffix ends the IDs of the runs that execute this plan: Proxmox and the journal identify them by it.
+func (p Plan) RunSuffix() string { return "-" + p.ID[:8] }
+
+// Seal completes a plan with the hashes of what it was made from. Its ID is the hash of everything in it.
+func (p *Plan) Seal(lock, config string) {
+	p.Version, p.Lock, p.Config = Version, lock, config
+	p.ID = hashOf(*p)
+}
+
+// hashOf hashes the content as JSON, without the ID: short enough to compare by eye, and no protection against forgery.
+func hashOf(p Plan) string {
+	p.ID = ""
+	b, err := json.Marshal(p)
+	if err != nil {
+		return "" // impossible for plain data
+	}
+	sum := sha256.Sum256(b)
+	return hex.EncodeToString(sum[:])[:16]
+}
+
+// inOrder gives the nodes their places and phases of the saved plan.
+func (p *follower) inOrder() {
+	by := map[string]NodePlan{}
+	for _, n := range p.Nodes {
+		by[n.Node] = n
+	}
+	var nodes []NodePlan
+	for _, s := range p.saved.Nodes {
+		n := by[s.Node]
+		if n.Strategy != "" && n.Phase != SurgeEnd {
+			n.Phase = s.Phase
+		}
+		nodes = append(nodes, n)
+	}
+	slices.SortStableFunc(nodes, func(a, b NodePlan) int { // a planned surge node may exist by now: it goes last
+		return cluster.TrueFirst(a.Phase != SurgeEnd, b.Phase != SurgeEnd)
+	})
+	p.Nodes = nodes
+	p.Arrange()
+}
+
+// follower is a plan of the present state, and the saved plan that it should match.
+type follower struct {
+	Plan
+	saved Plan
+}
+
+func (p follower) madeFrom() (moved []string) {
+	for _, x := range []struct{ what, was, is string }{
+		{"the cluster", p.saved.Cluster, p.Cluster}, {"recast.lock", p.saved.Lock, p.Lock}, {"recast.yaml", p.saved.Config, p.Config},
+	} {
+		if x.was != x.is {
+			moved = append(moved, fmt.Sprintf("%s: %s → %s", x.what, words.Short(x.was), words.Short(x.is)))
+		}
+	}
+	return moved
+}
+
+// begun: a run of the saved plan has left a trace that others see, a VM that it made or a node that it cordoned.
+func (p follower) begun() bool {
+	return slices.ContainsFunc(p.Nodes, func(n NodePlan) bool {
+		made := n.Found.VM != nil && strings.HasSuffix(n.Found.VM.MadeBy(), p.saved.RunSuffix())
+		return made || n.Found.Node != nil && n.Found.Node.Mark != nil && strings.HasSuffix(n.Found.Node.Mark.Run, p.saved.RunSuffix())
+	})
+}
+
+func (p follower) moved(begun bool) (moved []string) {
+	saved := p.saved
+	if p.Run != "" {
+		for _, n := range p.Nodes {
+			if n.Resume && !strings.HasSuffix(n.Run, saved.RunSuffix()) {
+				moved = append(moved, fmt.Sprintf("%s: left unfinished by run %s, which is not of this plan", n.Node, n.Run))
+			}
+		}
+		return moved
+	}
+	moved = differ("", limitsOf(saved), limitsOf(p.Plan))
+	was := map[string]NodePlan{}
+	for _, n := range saved.Nodes {
+		was[n.Node] = n
+	}
+	for _, n := range p.Nodes {
+		old, known := was[n.Node]
+		delete(was, n.Node)
+		switch {
+		case !known:
+			moved = append(moved, n.Node+": the plan says nothing of it")
+		case old.Strategy != "" && n.doneBy(begun), surgeNode{&n}.doneBy(saved, begun):
+		case old.Strategy != n.Strategy: // everything else follows from the strategy
+			moved = append(moved, differ(n.Node+": ", treatment(old), treatment(n))...)
+		default:
+			n.Drift.Reasons = slices.DeleteFunc(slices.Clone(n.Drift.Reasons), func(r cluster.Reason) bool {
+				return r.Code == "cordoned" && strings.HasSuffix(r.Old, saved.RunSuffix()) // by a run of this plan, which was then interrupted
+			})
+			old.Drift.Reasons, n.Drift.Reasons = alike(old.Drift.Reasons, n.Drift.Reasons)
+			moved = append(moved, differ(n.Node+": ", essence(old), essence(p.asBefore(old, n)))...)
+		}
+	}
+	for _, n := range saved.Nodes {
+		if _, gone := was[n.Node]; gone {
+			moved = append(moved, n.Node+": it is not there any more")
+		}
+	}
+	return moved
+}
+
+// fromPastLocks are codes that only a machine with the running image's lock gives; inPlaceOfLock make "lock" needless.
+var (
+	fromPastLocks = []string{"extension-digest", "overlay-digest", "rebuild"}
+	inPlaceOfLock = append([]string{"extension-missing", "extension-extra", "overlay"}, fromPastLocks...)
+)
+
+// alike drops what comes from locks if only one plan has that: which past locks are at hand changes nothing on a node.
+func alike(a, b []cluster.Reason) (_, _ []cluster.Reason) {
+	has := func(reasons []cluster.Reason, codes ...string) bool {
+		return slices.ContainsFunc(reasons, func(r cluster.Reason) bool { return slices.Contains(codes, r.Code) })
+	}
+	switch {
+	case has(a, "lock") == has(b, "lock"), has(a, "lock") && !has(b, inPlaceOfLock...), has(b, "lock") && !has(a, inPlaceOfLock...):
+		return a, b
+	}
+	rest := func(reasons []cluster.Reason) []cluster.Reason {
+		return slices.DeleteFunc(slices.Clone(reasons), func(r cluster.Reason) bool { return r.Code == "lock" || slices.Contains(fromPastLocks, r.Code) })
+	}
+	return rest(a), rest(b)
+}
+
+// asBefore returns a node without what a run of the saved plan changed when it began to replace the node, and then
+// put the old system disk back: the VM was made again, so Proxmox names its disks anew, and the system disk that
+// was given up is freed in the end. All else must be unchanged.
+func (p follower) asBefore(old, n NodePlan) NodePlan {
+	ours := func(run string) bool { return strings.HasSuffix(run, p.saved.RunSuffix()) }
+	if n.Found.Parking == nil || !ours(n.Found.Parking.Record.Run) {
+		return n
+	}
+	n.Digest = old.Digest
+	n.Frees = slices.Concat(slices.DeleteFunc(slices.Clone(n.Frees), func(f parking.FreePlan) bool { return f.GivenUp && ours(f.Run) })) // nil if none is left
+	n.Carried = slices.Clone(n.Carried)
+	for i := range min(len(n.Carried), len(old.Carried)) {
+		n.Carried[i].Volid = old.Carried[i].Volid
+	}
+	if n.System != nil && old.System != nil {
+		system := *n.System
+		system.Volid = old.System.Volid
+		n.System = &system
+	}
+	return n
+}
+
+// Read reads the output of recast plan -o json, which can be compared, not rolled: Follow turns a present plan into it.
+func Read(b []byte) (p Plan, err error) {
+	var version struct {
+		Version int `json:"version"`
+	}
+	if err := json.Unmarshal(b, &version); err != nil {
+		return Plan{}, fault.WithHint(fault.Configf("it is no plan: %w", err), planAgain)
+	}
+	if version.Version != Version {
+		return Plan{}, fault.WithHint(fault.Configf("it is a plan of format %d; this recast reads format %d", version.Version, Version), planAgain)
+	}
+	d := json.NewDecoder(bytes.NewReader(b))
+	d.DisallowUnknownFields()
+	if err := d.Decode(&p); err != nil {
+		return Plan{}, fault.WithHint(fault.Configf("it is no plan: %w", err), planAgain)
+	}
+	if _, err := d.Token(); !errors.Is(err, io.EOF) {
+		return Plan{}, fault.WithHint(fault.Configf("it holds more than one plan"), planAgain)
+	}
+	if p.ID != hashOf(p) {
+		return Plan{}, fault.WithHint(fault.PlanMoved.Refusedf("it was changed after it was made: its ID is %s, that of its content %s", words.OrNone(p.ID), hashOf(p)), planAgain)
+	}
+	for _, n := range p.Nodes {
+		if n.Resume {
+			return Plan{}, fault.WithHint(fault.PlanMoved.Refusedf("it begins with %s, which was left unfinished then", n.Node), "recast roll finishes that; then "+planAgain)
+		}
+	}
+	return p, nil
+}
+
+func asText(v any) string {
+	switch v := v.(type) {
+	case string:
+		if len(v) > 40 {
+			v = words.Short(v)
+		}
+		return words.OrNone(v)
+	case []string:
+		return words.OrNone(strings.Join(v, ", "))
+	case []cluster.Reason:
+		return words.OrNone(strings.Join(cluster.Each(v, func(r cluster.Reason) string { return r.Text }), "; "))
+	}
+	b, err := json.Marshal(v)
+	if err != nil {
+		return err.Error()
+	}
+	return strings.ReplaceAll(string(b), "null", "none")
+}
+
+func differ(of string, was, is []trait) (moved []string) {
+	for i := range min(len(was), len(is)) {
+		if a, b := asText(was[i].value), asText(is[i].value); a != b {
+			moved = append(moved, fmt.Sprintf("%s%s: %s → %s", of, was[i].name, a, b))
+		}
+	}
+	return moved
+}
+
+// essence returns what must be as planned for a node; for a node that stays as it is, only that it stays.
+func essence(n NodePlan) []trait {
+	if n.Strategy == "" {
+		return treatment(n)
+	}
+	file, runs := n.ConfigFile.HashOf()
+	return append(treatment(n),
+		trait{"role", n.Role}, trait{"VM", n.VMID}, trait{"Proxmox host", n.Host}, trait{"SMBIOS UUID", n.UUID}, trait{"address", n.Addr},
+		trait{"digest of the VM's configuration", n.Digest}, trait{"slots", n.Slots},
+		trait{"build", n.Drift.Build}, trait{"Talos now", n.Drift.Talos}, trait{"stale because", n.Drift.Reasons},
+		trait{"system disk", n.System}, trait{"carried over", n.Carried}, trait{"Proxmox regenerates", n.Renewed},
+		trait{"frees", n.Frees}, trait{"will be lost", n.WillLose},
+		trait{"its file in talos.machineConfigs", file}, trait{"the configuration that it runs", runs},
+	)
+}
+
+func limitsOf(p Plan) []trait {
+	return []trait{
+		{"workers at a time", p.MaxUnavailable},
+		{"nodes of a Proxmox host at a time", p.PerHost},
+		{"workers beside control planes", p.WorkersBeside},
+		{"gates", p.Gates},
+	}
+}
+
+const planAgain = "recast plan -o json makes a plan of how things stand now"
+
+type trait struct {
+	name  string
+	value any
+}
+
+// treatment returns what is done to a node, or why nothing is.
+func treatment(n NodePlan) []trait {
+	return []trait{{"what is done", words.OrNone(string(n.Strategy))}, {"refused because", n.Refused}, {"paused", n.Paused}}
+}
+
+// Version is the format of a plan as JSON.
+const Version = 1

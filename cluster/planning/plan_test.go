@@ -1,8 +1,10 @@
 package planning
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -24,13 +26,6 @@ import (
 func planned(t *testing.T, wanted []cluster.Wanted, o observe.Observation, p Policy) Plan {
 	t.Helper()
 	return must.Get(New("c1", wanted, o, clustertest.Past, p))(t)
-}
-
-func TestPlanFailsOnAnUnknownNode(t *testing.T) {
-	t.Parallel()
-	wanted, o := observetest.World()
-	_, err := New("c1", wanted, o, clustertest.Past, Policy{Only: []string{"wk9"}})
-	must.FailAs(t, err, fault.Config)
 }
 
 func TestPlanNeedsEveryAnswer(t *testing.T) {
@@ -301,25 +296,6 @@ func TestWhichNodesAreWaitedFor(t *testing.T) {
 	})
 }
 
-// TestAWithdrawnReleaseIsNamed once, if a node is to get it.
-func TestAWithdrawnReleaseIsNamed(t *testing.T) {
-	t.Parallel()
-	for version, want := range map[string]string{
-		"v1.13.1": "Talos v1.13.1 was withdrawn by its makers as a broken release (https://github.com/siderolabs/talos/issues/13312): set talos.version to v1.13.2 or later",
-		"v1.13.2": "", "v1.13.3": "", // a refusal of the nodes that it breaks
-	} {
-		wanted, o := paused(nil)
-		for i := range wanted {
-			wanted[i].Build.TalosVersion = version
-		}
-		plan := planned(t, wanted, o, Policy{})
-		named := slices.DeleteFunc(slices.Clone(plan.Warn), func(w string) bool { return !strings.Contains(w, "Talos v1.13") })
-		if want == "" && len(named) > 0 || want != "" && !slices.Equal(named, []string{want}) {
-			t.Errorf("%s: %q", version, plan.Warn)
-		}
-	}
-}
-
 // TestAReleaseThatNodesGoOnToRunIsNamed with the nodes that run it and that nothing is done to, whether recast's own table has
 // it, or the Image Factory had marked it when recast lock asked.
 func TestAReleaseThatNodesGoOnToRunIsNamed(t *testing.T) {
@@ -338,6 +314,8 @@ func TestAReleaseThatNodesGoOnToRunIsNamed(t *testing.T) {
 		"withdrawn, and it stays":  {"v1.13.1", "v1.13.1", false, nil, []string{withdrawn + " (on cp1, wk1, wk2 now)"}},
 		"withdrawn, and it goes":   {"v1.13.1", "v1.13.9", false, nil, nil},
 		"withdrawn, and it comes":  {"v1.13.9", "v1.13.1", false, nil, []string{withdrawn}},
+		"none of them comes":       {"v1.13.9", "v1.13.2", false, nil, nil},
+		"a refusal of the nodes":   {"v1.13.9", "v1.13.3", false, nil, nil},
 		"one configuration breaks": {"v1.13.3", "v1.13.3", false, errors.New("integers"), []string{integers + " (on cp1 now)"}},
 		"no configuration does":    {"v1.13.3", "v1.13.3", false, nil, nil},
 		"marked, and it stays":     {"v1.13.9", "v1.13.9", true, nil, []string{broken + " (on cp1, wk1, wk2 now)"}},
@@ -403,6 +381,9 @@ func TestOutageIsExpectedFromThePast(t *testing.T) {
 	took := func(node, role string, s cluster.Strategy, seconds int) cluster.Took {
 		return cluster.Took{Node: node, Role: role, Strategy: s, OutageSeconds: seconds, WholeSeconds: seconds + 30}
 	}
+	own := func(seconds ...int) []cluster.Took {
+		return cluster.Each(seconds, func(n int) cluster.Took { return took("wk1", cluster.Worker, cluster.Recreate, n) })
+	}
 	for name, tc := range map[string]struct {
 		past          []cluster.Took
 		outage, whole int
@@ -410,13 +391,10 @@ func TestOutageIsExpectedFromThePast(t *testing.T) {
 	}{
 		"nothing is known":      {nil, 240, 0, "assumed"},
 		"of it":                 {[]cluster.Took{took("wk1", cluster.Worker, cluster.Recreate, 100), took("wk2", cluster.Worker, cluster.Recreate, 500)}, 100, 130, "an earlier roll of it"},
-		"the median":            {[]cluster.Took{took("wk1", cluster.Worker, cluster.Recreate, 100), took("wk1", cluster.Worker, cluster.Recreate, 900), took("wk1", cluster.Worker, cluster.Recreate, 200)}, 200, 230, "3 earlier rolls of it"},
+		"the median":            {own(100, 900, 200), 200, 230, "3 earlier rolls of it"},
 		"of others of its role": {[]cluster.Took{took("wk2", cluster.Worker, cluster.Recreate, 100), took("cp1", cluster.ControlPlane, cluster.Recreate, 500), took("wk3", cluster.Worker, cluster.Recreate, 120)}, 120, 150, "2 earlier rolls of workers"},
 		"by another strategy":   {[]cluster.Took{took("wk1", cluster.Worker, cluster.InPlace, 100)}, 240, 0, "assumed"},
-		"the latest five": {[]cluster.Took{
-			took("wk1", cluster.Worker, cluster.Recreate, 1), took("wk1", cluster.Worker, cluster.Recreate, 2), took("wk1", cluster.Worker, cluster.Recreate, 3), took("wk1", cluster.Worker, cluster.Recreate, 4), took("wk1", cluster.Worker, cluster.Recreate, 5),
-			took("wk1", cluster.Worker, cluster.Recreate, 100), took("wk1", cluster.Worker, cluster.Recreate, 100), took("wk1", cluster.Worker, cluster.Recreate, 100),
-		}, 3, 33, "5 earlier rolls of it"},
+		"the latest five":       {own(1, 2, 3, 4, 5, 100, 100, 100), 3, 33, "5 earlier rolls of it"},
 	} {
 		n := NodePlan{Node: "wk1", Role: cluster.Worker, Strategy: cluster.Recreate}
 		n.Estimate(tc.past)
@@ -445,4 +423,354 @@ func BenchmarkNewPlan(b *testing.B) {
 			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*nodes), "ns/node")
 		})
 	}
+}
+
+// sealed is a sealed plan for stale wk1 and wk2 of the paused world.
+func sealed(t *testing.T, edit func([]cluster.Wanted, *observe.Observation), p Policy) Plan {
+	t.Helper()
+	wanted, o := paused(nil)
+	if edit != nil {
+		edit(wanted, &o)
+	}
+	p.Only = []string{"wk1", "wk2"}
+	plan := planned(t, wanted, o, p)
+	plan.Gates = []cluster.UserGate{{TimeoutSeconds: 60, Command: &cluster.CommandGate{Args: []string{"true"}, Dir: "/somewhere"}}}
+	plan.Seal("sha256-lock", "sha256-config")
+	return plan
+}
+
+func asJSON(t *testing.T, p Plan) []byte {
+	t.Helper()
+	return must.Get(json.MarshalIndent(p, "", "  "))(t)
+}
+
+func TestPlanReadsBack(t *testing.T) {
+	t.Parallel()
+	plan := sealed(t, nil, Policy{})
+	b := asJSON(t, plan)
+	got := must.Get(Read(b))(t)
+	must.Equal(t, "got", string(b), string(asJSON(t, got)))
+	if len(plan.ID) != 16 || got.ID != plan.ID || sealed(t, nil, Policy{}).ID != plan.ID {
+		t.Errorf("ID %q, read %q", plan.ID, got.ID)
+	}
+}
+
+func TestPlanIsReadStrictly(t *testing.T) {
+	t.Parallel()
+	whole := string(asJSON(t, sealed(t, nil, Policy{})))
+	resumed := sealed(t, nil, Policy{})
+	resumed.Nodes[0].Resume = true
+	resumed.Seal(resumed.Lock, resumed.Config)
+	for name, tc := range map[string]struct {
+		text, want string
+		kind       fault.Kind
+	}{
+		"no JSON":            {"plan: x", "it is no plan: ", fault.Config},
+		"another format":     {strings.Replace(whole, `"version": 1`, `"version": 2`, 1), "it is a plan of format 2; this recast reads format 1", fault.Config},
+		"an unknown field":   {strings.Replace(whole, `"cluster"`, `"x": 1, "cluster"`, 1), `it is no plan: json: unknown field "x"`, fault.Config},
+		"two":                {whole + whole, "", fault.Config},
+		"edited":             {strings.Replace(whole, `"recreate"`, `"in-place"`, 1), "it was changed after it was made: ", fault.Refused},
+		"begins with a rest": {string(asJSON(t, resumed)), "it begins with " + resumed.Nodes[0].Node + ", which was left unfinished then", fault.Refused},
+	} {
+		_, err := Read([]byte(tc.text))
+		if err == nil || fault.KindOf(err) != tc.kind || !strings.HasPrefix(err.Error(), tc.want) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
+func TestFollow(t *testing.T) {
+	t.Parallel()
+	saved := must.Get(Read(asJSON(t, sealed(t, nil, Policy{}))))(t)
+	inSyncNow := func(name string) func([]cluster.Wanted, *observe.Observation) {
+		return func(_ []cluster.Wanted, o *observe.Observation) {
+			for i := range o.Found {
+				if m := clustertest.InSync(); o.Found[i].Name == name {
+					m.UUID, m.SystemDisk, m.Disks = o.Found[i].Machine.UUID, o.Found[i].Machine.SystemDisk, o.Found[i].Machine.Disks
+					o.Found[i].Machine = &m
+				}
+			}
+		}
+	}
+	type row struct {
+		edit  func([]cluster.Wanted, *observe.Observation)
+		begun bool
+		mine  bool // wk1's VM was made by a run of the plan
+		left  bool // such a run has cordoned wk2
+		back  bool // such a run had begun to replace wk1, and put its old system disk back
+		want  string
+	}
+	must.Each(t, map[string]row{
+		"nothing moved": {},
+		"estimates differ": {edit: func(_ []cluster.Wanted, o *observe.Observation) {
+			o.Took = []cluster.Took{{Node: "wk1", Role: cluster.Worker, Strategy: cluster.Recreate, OutageSeconds: 9}}
+		}},
+		"done by a run of it":         {edit: inSyncNow("wk1"), begun: true},
+		"done outside the plan":       {edit: inSyncNow("wk1"), want: "wk1: what is done: recreate → none"},
+		"done elsewhere by a run":     {edit: inSyncNow("wk1"), mine: true},
+		"done elsewhere, in place":    {edit: inSyncNow("wk1"), left: true},
+		"the VM was changed":          {edit: func(_ []cluster.Wanted, o *observe.Observation) { o.VMs[1].Digest = "other" }, want: "wk1: digest of the VM's configuration: dwk1 → other"},
+		"changed, though a run began": {edit: func(_ []cluster.Wanted, o *observe.Observation) { o.VMs[1].Digest = "other" }, begun: true, want: "wk1: digest of the VM's configuration: dwk1 → other"},
+		"put back by a run of it":     {edit: func(_ []cluster.Wanted, o *observe.Observation) { o.VMs[1].Digest = "other" }, back: true},
+		"put back, on another host":   {edit: func(_ []cluster.Wanted, o *observe.Observation) { o.VMs[1].Digest, o.VMs[1].Host = "other", "pve2" }, back: true, want: "wk1: refused because: none → nobody asked pve2 for its room; wk1: Proxmox host: pve1 → pve2; wk1: slots: host/pve1 → host/pve2"},
+		"moved to another host":       {edit: func(_ []cluster.Wanted, o *observe.Observation) { o.VMs[2].Host = "pve2" }, want: `wk2: refused because: none → nobody asked pve2 for its room; wk2: Proxmox host: pve1 → pve2; wk2: slots: host/pve1 → host/pve2`},
+		"another strategy":            {edit: func(w []cluster.Wanted, _ *observe.Observation) { w[1].Strategy = cluster.Reimage }, want: "wk1: what is done: recreate → reimage"},
+		"another build":               {edit: func(w []cluster.Wanted, _ *observe.Observation) { w[1].Build.ID = "b2" }, want: "wk1: build: " + clustertest.WantedBuild().ID + " → b2"},
+		"paused since":                {edit: func(_ []cluster.Wanted, o *observe.Observation) { o.Found[1].Node.Pause = "x" }, begun: true, want: "wk1: what is done: recreate → none; wk1: paused: none → x"},
+		"in use by now":               {edit: func(_ []cluster.Wanted, o *observe.Observation) { o.Found[1].Ties.Snapshots = []string{"before"} }, want: "wk1: what is done: recreate → in-place"},
+	}, func(t *testing.T, tc row) {
+		now := sealed(t, func(w []cluster.Wanted, o *observe.Observation) {
+			if tc.edit != nil {
+				tc.edit(w, o)
+			}
+			if tc.mine {
+				o.VMs[1].Config["description"] = cluster.RunMark + "20000101-0000-feed" + saved.RunSuffix() + " build=x"
+			}
+			if tc.back {
+				o.Found[1].Parking = &parking.Parking{VM: cluster.VM{ID: 9900}, Record: parking.Record{Run: "20000101-0000-feed" + saved.RunSuffix(), Kept: []parking.KeptDisk{{Key: "scsi30", Run: "20000101-0000-feed" + saved.RunSuffix(), GivenUp: true}}}}
+			}
+			if tc.left {
+				o.Found[2].Node.Mark = &cluster.Mark{Run: "20000101-0000-feed" + saved.RunSuffix(), Strategy: cluster.Recreate, BootID: "b"}
+			}
+		}, Policy{})
+		got, err := now.Follow(saved, tc.begun)
+		var moved string
+		if err != nil {
+			_, lines, _ := strings.Cut(err.Error(), ":\n  ")
+			moved = strings.ReplaceAll(lines, "\n  ", "; ")
+		}
+		if moved != tc.want || (err != nil) != (fault.KindOf(err) == fault.Refused) {
+			t.Errorf("%q, want %q; %v", moved, tc.want, err)
+		}
+		if err == nil && got.ID != saved.ID {
+			t.Errorf("it is plan %s, not %s", got.ID, saved.ID)
+		}
+	})
+}
+
+// TestFollowKeepsTheOrder although a new plan would choose another one.
+func TestFollowKeepsTheOrder(t *testing.T) {
+	t.Parallel()
+	saved := sealed(t, nil, Policy{Canary: true, CanaryNode: "wk2"})
+	now := must.Get(sealed(t, nil, Policy{}).Follow(saved, false))(t)
+	must.Equal(t, "got", saved.Batches, now.Batches)
+	if now.Work()[0].Found.VM == nil {
+		t.Error("what was found is not in the plan any more")
+	}
+}
+
+func TestFollowWhatItWasMadeFrom(t *testing.T) {
+	t.Parallel()
+	saved := sealed(t, nil, Policy{})
+	for want, edit := range map[string]func(*Plan){
+		"the cluster: c1 → c2":                                      func(p *Plan) { p.Cluster = "c2" },
+		"recast.lock: sha256-lock → sha256-x":                       func(p *Plan) { p.Lock = "sha256-x" },
+		"recast.yaml: sha256-config → sha256-x":                     func(p *Plan) { p.Config = "sha256-x" },
+		"workers at a time: 1 → 2":                                  func(p *Plan) { p.MaxUnavailable = 2 },
+		"wk1: left unfinished by run r1, which is not of this plan": func(p *Plan) { p.Run, p.Nodes[0].Resume, p.Nodes[0].Run = "r1", true, "r1" },
+	} {
+		now := sealed(t, nil, Policy{})
+		edit(&now)
+		if _, err := now.Follow(saved, true); err == nil || !strings.HasSuffix(err.Error(), ":\n  "+want) {
+			t.Errorf("%s: %v", want, err)
+		}
+	}
+	own := sealed(t, nil, Policy{})
+	own.Run = "20000101-0000-feed" + saved.RunSuffix()
+	own.Nodes[0].Resume, own.Nodes[0].Run = true, own.Run
+	must.Pass(t, must.Err(own.Follow(saved, true)))
+}
+
+// TestFollowWithOtherPastLocks: a plan is the same on a machine that has other past locks.
+func TestFollowWithOtherPastLocks(t *testing.T) {
+	t.Parallel()
+	talos := cluster.Reason{Code: "talos-version", Text: "Talos v1 → v2"}
+	unknown := cluster.Reason{Code: "lock", Text: "extensions of another lock: a → b"}
+	known := cluster.Reason{Code: "extension-digest", Text: "extension x v1: c → d"}
+	other := cluster.Reason{Code: "extension-digest", Text: "extension x v1: e → d"}
+	gone := cluster.Reason{Code: "extension-extra", Text: "extension y v1 is not in the schematic"}
+	for name, tc := range map[string]struct {
+		was, is []cluster.Reason
+		moved   bool
+	}{
+		"known since":       {[]cluster.Reason{talos, unknown}, []cluster.Reason{talos, known, other}, false},
+		"an overlay":        {[]cluster.Reason{talos, unknown}, []cluster.Reason{talos, {Code: "overlay-digest", Text: "overlay rpi: c → d"}}, false},
+		"one that went":     {[]cluster.Reason{unknown, gone}, []cluster.Reason{gone}, false},
+		"known no more":     {[]cluster.Reason{talos, known}, []cluster.Reason{talos, unknown}, false},
+		"another reason":    {[]cluster.Reason{talos, known}, []cluster.Reason{unknown}, true},
+		"another digest":    {[]cluster.Reason{known}, []cluster.Reason{other}, true},
+		"no such reason":    {[]cluster.Reason{talos, unknown}, []cluster.Reason{talos}, true},
+		"one that was none": {[]cluster.Reason{talos}, []cluster.Reason{talos, known}, true},
+	} {
+		saved, now := sealed(t, nil, Policy{}), sealed(t, nil, Policy{})
+		saved.Nodes[1].Drift.Reasons, now.Nodes[1].Drift.Reasons = tc.was, tc.is
+		must.Equal(t, name+": moved", tc.moved, must.Err(now.Follow(saved, false)) != nil)
+	}
+}
+
+// TestTrials: nodes that boot the same image in the same way have one trial, and all others one each.
+func TestTrials(t *testing.T) {
+	t.Parallel()
+	const ovmf = "bios=ovmf scsihw=virtio-scsi-single efidisk0=fast:vm-1-disk-0,efitype=4m"
+	node := func(name, host, config string, change func(*NodePlan)) NodePlan {
+		vm := cluster.VM{Host: host, Config: map[string]string{}}
+		for setting := range strings.FieldsSeq(config) {
+			key, value, _ := strings.Cut(setting, "=")
+			vm.Config[key] = value
+		}
+		n := NodePlan{Node: name, Host: host, Strategy: cluster.Recreate, Addr: netip.MustParseAddr("192.0.2.7"), Found: observe.Found{VM: &vm}}
+		n.Wanted.Schematic, n.Wanted.Build = "storage", cluster.Build{Platform: "nocloud", ISOName: "new.iso", DiskName: "new.qcow2"}
+		if change != nil {
+			change(&n)
+		}
+		return n
+	}
+	onDisk := func(key string) func(*NodePlan) {
+		return func(n *NodePlan) { n.Prepared, n.System = "new.qcow2", &DiskPlan{Key: key} }
+	}
+	h := Rehearsal{Addresses: []netip.Prefix{netip.MustParsePrefix("192.0.2.250/24")}}
+	type row struct {
+		nodes []NodePlan
+		want  string
+	}
+	must.Each(t, map[string]row{
+		"by ISO": {[]NodePlan{node("a", "pve1", ovmf, nil), node("b", "pve1", ovmf, nil)}, "pve1 ovmf-storage new.iso [a b]"},
+		"by disk, in one place or another": {
+			[]NodePlan{node("a", "pve1", ovmf, onDisk("scsi0")), node("b", "pve1", ovmf, onDisk("scsi1"))}, "pve1 ovmf-disk-storage a disk made from new.qcow2 [a b] scsi (virtio-scsi-single)",
+		},
+		"by disk on two hosts": {
+			[]NodePlan{node("a", "pve2", ovmf, onDisk("scsi0")), node("b", "pve1", ovmf, onDisk("scsi0"))},
+			"pve1 ovmf-disk-storage a disk made from new.qcow2 [b] scsi (virtio-scsi-single)\npve2 ovmf-disk-storage a disk made from new.qcow2 [a] scsi (virtio-scsi-single)",
+		},
+		"by both": {
+			[]NodePlan{node("a", "pve1", ovmf, onDisk("scsi0")), node("b", "pve1", ovmf, nil), node("c", "pve1", "scsihw=lsi", nil)},
+			"pve1 ovmf-disk-storage a disk made from new.qcow2 [a] scsi (virtio-scsi-single)\npve1 ovmf-storage new.iso [b]\npve1 seabios-storage new.iso [c]",
+		},
+		"other buses": {
+			[]NodePlan{node("a", "pve1", ovmf, onDisk("scsi0")), node("b", "pve1", ovmf, onDisk("virtio0"))},
+			"pve1 ovmf-disk-storage a disk made from new.qcow2 [a] scsi (virtio-scsi-single)\npve1 ovmf-disk-storage-2 a disk made from new.qcow2 [b] virtio",
+		},
+		"another controller": {
+			[]NodePlan{node("a", "pve1", ovmf, onDisk("scsi0")), node("b", "pve1", strings.ReplaceAll(ovmf, "virtio-scsi-single", "pvscsi"), onDisk("scsi0"))},
+			"pve1 ovmf-disk-storage a disk made from new.qcow2 [a] scsi (virtio-scsi-single)\npve1 ovmf-disk-storage-2 a disk made from new.qcow2 [b] scsi (pvscsi)",
+		},
+		"another controller under an ISO": {
+			[]NodePlan{node("a", "pve1", ovmf, nil), node("b", "pve1", strings.ReplaceAll(ovmf, "virtio-scsi-single", "pvscsi"), nil)}, "pve1 ovmf-storage new.iso [a b]",
+		},
+		"its system disk is not proven": {[]NodePlan{node("a", "pve1", ovmf, func(n *NodePlan) { n.Prepared = "new.qcow2" })}, ""},
+		"already out, or not taken out": {
+			[]NodePlan{node("a", "pve1", ovmf, func(n *NodePlan) { n.Resume = true }), node("b", "pve1", ovmf, func(n *NodePlan) { n.Strategy = cluster.InPlace })}, "",
+		},
+	}, func(t *testing.T, c row) {
+		var got []string
+		for _, trial := range (Plan{Nodes: c.nodes}).TrialsOf(h) {
+			_, drive, _ := strings.Cut(trial.Firmware, ", disk on ")
+			got = append(got, strings.TrimSpace(fmt.Sprintf("%s %s %s %v %s", trial.Host, trial.ID, trial.Medium, trial.Nodes, drive)))
+		}
+		must.Equal(t, "trials", c.want, strings.Join(got, "\n"))
+	})
+}
+
+// TestScratchSerial: QEMU passes on 20 characters of a serial.
+func TestScratchSerial(t *testing.T) {
+	t.Parallel()
+	if got := ScratchSerial("8d3f0f6e-0f4b-4c57-9d4c-6a1b2c3d4e5f"); got != "recast-6a1b2c3d4e5f" || len(got) > 20 {
+		t.Error(got)
+	}
+}
+
+func TestOneNodeOfEachImageBootsThroughTheFirmware(t *testing.T) {
+	t.Parallel()
+	inPlace := func(list string) (nodes []NodePlan) { // each as name/build
+		for item := range strings.FieldsSeq(list) {
+			name, build, _ := strings.Cut(item, "/")
+			role := map[string]string{"cp": cluster.ControlPlane, "wk": cluster.Worker}[name[:2]]
+			nodes = append(nodes, staleOf(name, role, build, cluster.InPlace))
+		}
+		return nodes
+	}
+	three, own, mixed := inPlace("cp1/a wk1/a wk2/a"), inPlace("wk1/a wk2/a"), inPlace("cp1/a wk1/b wk2/b")
+	resumed, tidies := inPlace("wk1/a wk2/a wk3/a"), inPlace("wk1/a wk2/a wk3/a")
+	resumed[0].Resume, resumed[0].Run, own[0].OwnPod = true, "r1", true
+	tidies[0] = staleOf("wk1", cluster.Worker, "a", cluster.InPlace, "install-image", "config", "vm")
+	mixed[1].Strategy, mixed[2].Strategy = cluster.Recreate, cluster.Recreate
+	once, canary := Policy{Reboot: cluster.FirmwareOnce}, Policy{Reboot: cluster.FirmwareOnce, Canary: true}
+	type row struct {
+		policy Policy
+		nodes  []NodePlan
+		want   string // in the order in which they go: phase/node, and * for the firmware
+	}
+	must.Each(t, map[string]row{
+		"canary":                 {canary, three, "canary/wk1* control-planes/cp1 workers/wk2"},
+		"without another canary": {once, three, "canary/wk1* control-planes/cp1 workers/wk2"},
+		"the named one": {
+			Policy{Reboot: cluster.FirmwareOnce, Canary: true, CanaryNode: "wk2"}, inPlace("wk1/a wk2/a"), "canary/wk2* workers/wk1",
+		},
+		"two images": {
+			canary, inPlace("cp1/a cp2/a wk1/b wk2/b"), "canary/cp1* canary/wk1* control-planes/cp2 workers/wk2",
+		},
+		"one node of an image":                    {canary, mixed, "canary/wk1 control-planes/cp1* workers/wk2"},
+		"not where recast runs":                   {once, own, "canary/wk2* workers/wk1"},
+		"what an earlier run left does not count": {canary, resumed, "unfinished/wk1* canary/wk2* workers/wk3"},
+		"not one that runs it and only tidies, whatever else differs": {
+			canary, tidies, "canary/wk2* workers/wk1 workers/wk3",
+		},
+		"always": {Policy{Reboot: cluster.ByFirmware}, inPlace("wk1/a wk2/a"), "workers/wk1* workers/wk2*"},
+	}, func(t *testing.T, tc row) {
+		p := Plan{Nodes: tc.nodes, MaxUnavailable: 2}
+		p.Order(tc.policy)
+		var got []string
+		for _, n := range p.Nodes {
+			what := string(n.Phase) + "/" + n.Node
+			if n.Reboot == cluster.ByFirmware {
+				what += "*"
+			}
+			got = append(got, what)
+			must.Equal(t, n.Node+": the plan says so", n.Reboot == cluster.ByFirmware, strings.Contains(strings.Join(n.Notes, "; "), "through the firmware"))
+		}
+		must.Equal(t, "got", tc.want, strings.Join(got, " "))
+	})
+}
+
+// staleOf is a node that a strategy brings to a build.
+func staleOf(name, role, build string, s cluster.Strategy, codes ...string) NodePlan {
+	reasons := []cluster.Reason{{Text: "stale"}}
+	if len(codes) > 0 {
+		reasons = nil
+	}
+	for _, code := range codes {
+		reasons = append(reasons, cluster.Reason{Code: code})
+	}
+	return NodePlan{
+		Node: name, Role: role, Strategy: s, Host: "pve1", Found: observe.Found{Machine: &cluster.Machine{}},
+		Wanted: cluster.Wanted{Name: name, Build: cluster.Build{ID: build}}, Drift: observe.Drift{Reasons: reasons},
+	}
+}
+
+// TestScratchVMs: a copy of a scratch VM is not one, whichever way its mark names the VM.
+func TestScratchVMs(t *testing.T) {
+	t.Parallel()
+	byUUID, byNumber := ScratchMark("r1", "c1", "u"), ScratchMarkOf("r1", "c1", "disks", 9800)
+	type row struct {
+		id                cluster.VMID
+		name, uuid, notes string
+		want              string // its UUID; "": it is none
+	}
+	must.Each(t, map[string]row{
+		"by UUID":                     {9800, "recast-rehearse-9800", "u", "text\n\n" + byUUID + "\n", "u"},
+		"a copy":                      {9801, "recast-rehearse-9801", "v", byUUID, ""},
+		"by number":                   {9800, "recast-rehearse-9800", "made up", "text\n\n" + byNumber + "\n", "disks"},
+		"a copy of that":              {9801, "recast-rehearse-9801", "v", byNumber, ""},
+		"a copy with its name":        {9801, "recast-rehearse-9800", "v", byNumber, ""},
+		"of another cluster":          {9800, "recast-rehearse-9800", "u", ScratchMark("r1", "c2", "u"), ""},
+		"a node's, with a run's mark": {9800, "recast-rehearse-9800", "u", cluster.RunMark + "r1 build=b", ""},
+		"renamed":                     {9800, "web", "u", byUUID, ""},
+	}, func(t *testing.T, c row) {
+		vm := cluster.VM{ID: c.id, Name: c.name, Config: map[string]string{"smbios1": "uuid=" + c.uuid, "description": c.notes}}
+		got := ""
+		for _, s := range ScratchVMs([]cluster.VM{vm}, "c1") {
+			got = s.UUID
+		}
+		must.Equal(t, "UUID", c.want, got)
+	})
 }

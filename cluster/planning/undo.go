@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 	"strings"
 	"time"
@@ -53,8 +54,7 @@ type Undone struct {
 	Run string // ID of the run, or a part of it, if no node is named; "": the last run
 	// Order sorts runs, the newest first; sure is false if the last run may be another of them.
 	Order func([]Replacing) (ordered []Replacing, sure bool)
-	// Say is called with the run that is undone.
-	Say func(string)
+	Say   func(string) // called with the run that is undone
 }
 
 // CheckRun refuses a run of which no parking VM has anything to undo, and a part of an ID that several runs share.
@@ -86,9 +86,8 @@ func (u Undone) CheckRun(all []parking.Parking) error {
 	return err
 }
 
-// ForUndo plans to undo what the last run did to the named nodes, and returns the way back that it takes: Cancel if
-// their replacement is unfinished, else Previous. Cancel is for one node; Previous without names is for all nodes
-// that can.
+// ForUndo plans to undo what the last run did to the named nodes: Cancel if their replacement is unfinished, else
+// Previous. Cancel is for one node; Previous without names is for all nodes that can.
 func ForUndo(ctx context.Context, clusterName string, wanted []cluster.Wanted, o observe.Observation, talos cluster.TalosReader, m cluster.Maintenance, p Policy, u Undone) (plan Plan, way Way, err error) {
 	if err := p.Check(wanted); err != nil {
 		return Plan{}, u.Way, err
@@ -106,8 +105,7 @@ func ForUndo(ctx context.Context, clusterName string, wanted []cluster.Wanted, o
 	return plan, u.Way, err
 }
 
-// choose returns the way back that applies, and its nodes: without names, the unfinished node, else every node
-// whose system disk the latest run replaced, or those of the run that u names.
+// choose returns the way back and its nodes: without names the unfinished, else those of the latest run, or u's.
 func (u Undone) choose(wanted []cluster.Wanted, o observe.Observation, p Policy) (way Way, nodes []string, err error) {
 	open, finished := replacings(wanted, o, p)
 	nodes = nodesOf(open)
@@ -133,14 +131,14 @@ func (u Undone) choose(wanted []cluster.Wanted, o observe.Observation, p Policy)
 	}
 	ordered, sure := u.Order(finished)
 	if !sure {
-		return "", nil, undecided(ordered)
+		return "", nil, fault.WithHint(fault.NoWayBack.Refusedf("which run was the last one is not certain, because their times are of the clocks of two machines, or not recorded: %s", listed(ordered)),
+			"name the one to undo: recast undo --run %s, or recast undo NODE", ordered[0].Run)
 	}
 	u.Say(ordered[0].String())
 	return Previous, ordered[0].Nodes, nil
 }
 
-// replacings returns the runs that have not finished the replacement of a selected node, and those that did the
-// last replacement of a node.
+// replacings returns the runs that left a selected node unfinished, and those that replaced a node last.
 func replacings(wanted []cluster.Wanted, o observe.Observation, p Policy) (open, finished []Replacing) {
 	for i, w := range wanted {
 		f := o.Found[i]
@@ -178,7 +176,6 @@ func nodesOf(runs []Replacing) (nodes []string) {
 	return nodes
 }
 
-// named selects the run that u names.
 func (u Undone) named(open, finished []Replacing) (ofOpen, ofFinished []Replacing, err error) {
 	all := slices.Concat(open, finished)
 	var found []string
@@ -207,13 +204,6 @@ func listed(runs []Replacing) string {
 	return strings.Join(cluster.Each(runs, Replacing.String), "; ")
 }
 
-// undecided refuses to guess which run was the last one.
-func undecided(runs []Replacing) error {
-	return fault.WithHint(fault.NoWayBack.Refusedf("which run was the last one is not certain, because their times are of the clocks of two machines, or not recorded: %s", listed(runs)),
-		"name the one to undo: recast undo --run %s, or recast undo NODE", runs[0].Run)
-}
-
-// forCancel plans to cancel the unfinished replacement of one node.
 func forCancel(clusterName string, wanted []cluster.Wanted, o observe.Observation, node string) (Plan, error) {
 	plan := Plan{Cluster: clusterName, MaxUnavailable: 1, PerHost: 1, ControlPlanes: o.ControlPlanes()}
 	for i, w := range wanted {
@@ -254,8 +244,7 @@ func forCancel(clusterName string, wanted []cluster.Wanted, o observe.Observatio
 	return plan, nil
 }
 
-// giveUp says how to cancel the creation of a node. Only what that run alone has made, and nothing has used, is to
-// be deleted: a control plane may already be a member of etcd.
+// giveUp says how to cancel a creation: only what that run made and nothing used goes; etcd may know a control plane.
 func giveUp(f observe.Found) string {
 	rec, park := f.Parking.Record, f.Parking.VM
 	text := fmt.Sprintf("recast roll finishes it; recast remove %s then takes it away, and keeps its disks", rec.Node)
@@ -295,8 +284,7 @@ func nothingToCancel(node string, f observe.Found) error {
 	return fault.WithHint(err, "recast status says what is unfinished")
 }
 
-// forRollback plans to boot the named nodes from their previous system disks; without names, all nodes that can. If
-// that is not possible, the way back is a roll to the previous lock; each refusal says so.
+// forRollback plans to boot the nodes' previous system disks; without names all that can. Refusals say the other way.
 func forRollback(ctx context.Context, clusterName string, wanted []cluster.Wanted, o observe.Observation, talos cluster.TalosReader, m cluster.Maintenance, p Policy) (Plan, error) {
 	plan := Plan{Cluster: clusterName, MaxUnavailable: 1, PerHost: 1, ControlPlanes: o.ControlPlanes(), Heed: p.Heed(wanted)}
 	for i, w := range wanted {
@@ -410,8 +398,7 @@ func planRollback(ctx context.Context, n *NodePlan, o observe.Observation, talos
 	return nil
 }
 
-// planRollbackEtcd lets a control plane go back only if its old disk holds no etcd data, or its
-// member had left before: data of a removed member never joins again.
+// planRollbackEtcd lets a control plane back without etcd's data only, or if its member had left: it never joins again.
 func planRollbackEtcd(ctx context.Context, n *NodePlan, o observe.Observation, talos cluster.TalosReader, p Policy, kept parking.KeptDisk) error {
 	n.Role = cluster.ControlPlane
 	onSystem, err := strategy.EtcdOnSystemDisk(*n.Found.Machine)
@@ -435,8 +422,7 @@ func planRollbackEtcd(ctx context.Context, n *NodePlan, o observe.Observation, t
 	return nil
 }
 
-// ConfigHash identifies a machine configuration without revealing anything in it. It ignores what recast itself
-// sets, which differs from one system disk to the next.
+// ConfigHash identifies a machine configuration and reveals nothing of it. What recast itself sets does not count.
 func ConfigHash(m cluster.Maintenance, config cluster.Secret) (string, error) {
 	patched, err := m.PatchConfig(config, cluster.NeutralPatch)
 	if err != nil {
@@ -446,8 +432,183 @@ func ConfigHash(m cluster.Maintenance, config cluster.Secret) (string, error) {
 	return hex.EncodeToString(sum[:16]), nil
 }
 
-// minor cuts "3.6.4" to "3.6".
 func minor(version string) string {
 	parts := strings.SplitN(version, ".", 3)
 	return strings.Join(parts[:min(2, len(parts))], ".")
+}
+
+// ForRemove plans to take one node away: its disks are parked, VM and Node deleted. reach: the talosconfig's endpoints.
+func ForRemove(clusterName string, wanted []cluster.Wanted, o observe.Observation, node string, reach []netip.Addr) (Plan, error) {
+	plan := Plan{Cluster: clusterName, MaxUnavailable: 1, PerHost: 1, ControlPlanes: o.ControlPlanes(), Heed: Policy{}.Heed(wanted)}
+	i := slices.IndexFunc(wanted, func(w cluster.Wanted) bool { return w.Name == node })
+	if i < 0 {
+		return Plan{}, fault.WithHint(fault.Configf("no node %q in the configuration", node), "leave it in recast.yaml until it is removed")
+	}
+	f, n := o.Found[i], planOf(wanted[i], o.Found[i])
+	switch {
+	case f.Away:
+		PlanAway(&n, o.Away)
+	case f.Open() && f.Parking.Record.Strategy.VM() == cluster.VMGone:
+		planResume(&n, o)
+	case f.Open(), f.Unfinished():
+		return Plan{}, fault.WithHint(fault.ParkedHalf.Refusedf("node %s: an earlier run is not finished", node), "recast roll finishes it; recast undo %s cancels a replacement", node)
+	case f.Absent != nil && slices.ContainsFunc(o.Parking, func(p parking.Parking) bool {
+		return p.Record.Node == node && slices.ContainsFunc(p.Record.Kept, func(k parking.KeptDisk) bool { return k.Removed })
+	}):
+		n.Why = "it is removed, and its disks are parked"
+	case f.Absent != nil:
+		return Plan{}, fault.WithHint(fault.NoWayBack.Refusedf("node %s is not there: there is nothing to remove", node), "take it out of recast.yaml; recast remove %s --free %s frees the disks of one that was removed", node, node)
+	case f.Machine == nil || f.Node == nil:
+		n.Refused = []string{"it could not be read: " + errors.Join(f.Errs...).Error() + ": bring it back first"}
+	default:
+		planRemove(&n, o, reach)
+		n.AskLosses()
+	}
+	plan.Run, plan.Nodes = n.Run, []NodePlan{n}
+	refuseControlled(&plan)
+	heedOwnPod(&plan, o)
+	plan.Order(Policy{})
+	plan.Arrange()
+	plan.AwaitOthers(o)
+	heedStorage(&plan, o)
+	return plan, nil
+}
+
+func planRemove(n *NodePlan, o observe.Observation, reach []netip.Addr) {
+	n.Strategy, n.Why = cluster.Remove, "remove: its disks are parked and stay, its VM and its Node are deleted"
+	n.Refused = append(n.Refused, strategy.AgainstInit(true, n.Found.Machine.TypeInit)...)
+	if left := len(o.ControlPlanes()) - 1; n.Role == cluster.ControlPlane {
+		n.Notes = append(n.Notes, "see that neither the kubeconfig nor cluster.controlPlane.endpoint is this node's address: what uses it would lose the cluster")
+		switch {
+		case left < 1:
+			n.Refused = append(n.Refused, "it is the only control plane: without it there is no cluster")
+		case left == 2:
+			n.Notes = append(n.Notes, "two control planes are left: etcd survives the loss of neither; remove another one, or add one")
+		}
+	}
+	if !slices.ContainsFunc(reach, func(addr netip.Addr) bool { return addr != n.Addr }) {
+		n.Refused = append(n.Refused, "the talosconfig has no other endpoint: add one first (talosctl config endpoint)")
+	}
+	c := strategy.Candidate{Wanted: n.Wanted, VM: *n.Found.VM, Machine: *n.Found.Machine, Found: n.Found, Observation: o}
+	n.Refused = append(n.Refused, c.AgainstRemove()...)
+	n.Refused = append(n.Refused, o.Hidden(*n.Found.VM)...)
+	for _, d := range n.Found.Local {
+		if n.Wanted.Surge {
+			break // a refusal, unless acceptLoss names it
+		}
+		n.Notes = append(n.Notes, fmt.Sprintf("%s is on this node only: it stays on its parked disks, and no pod can use it", d.What))
+	}
+	disks, err := n.Found.VM.Disks()
+	if err != nil {
+		return // already a refusal
+	}
+	for _, d := range disks {
+		if !d.CDROM && !d.CSI() {
+			n.Add(d, false)
+		}
+	}
+	if n.Wanted.Surge {
+		surgeNode{n}.remove(disks)
+	}
+	if n.Found.Ties.HA != nil {
+		n.Notes = append(n.Notes, "it is taken out of Proxmox HA for good")
+	}
+}
+
+// takesAway says whether the node's VM is taken away because its cluster is broken.
+func takesAway(n NodePlan) bool { return n.Strategy.VM() == cluster.VMGone && n.Rebuild != "" }
+
+// TakesAway says whether the plan takes away what is left of control planes of a broken cluster.
+func TakesAway(p Plan) bool { return slices.ContainsFunc(p.Nodes, takesAway) }
+
+// planLost plans a control plane of a broken cluster: first what is left of it is taken away, then it is made again.
+func planLost(n *NodePlan, o observe.Observation) {
+	planCreate(n, o)
+	if n.Rebuild = o.Rebuild; n.Bootstraps {
+		n.Why = "rebuild: etcd begins with it, from the snapshot"
+	}
+	if o.Away != nil {
+		n.Refused = append(n.Refused, fmt.Sprintf("%s: a control plane on them could come back, and there would be two etcds: bring them back; one that is gone for good has to leave the Proxmox cluster", o.Away.Error()))
+	}
+	for _, p := range o.Parking {
+		if p.Record.Node == n.Node && len(p.Record.Kept) > 0 {
+			n.Notes = append(n.Notes, fmt.Sprintf("%s has %d disks of what it was: they stay there", p.VM, len(p.Record.Kept)))
+		}
+	}
+	lost := n.Found.Absent.Lost
+	if lost == nil {
+		return
+	}
+	// Both are checked again once the VM is away, and its memory is free.
+	against := n.Found.Absent.Against
+	n.Refused = slices.DeleteFunc(n.Refused, func(why string) bool { return slices.Contains(against, why) })
+	n.Space, n.Bootstraps, n.Notes = nil, false, nil
+
+	n.Strategy, n.Role, n.EtcdKept = cluster.Remove, cluster.ControlPlane, true
+	n.Why = "remove: the cluster is broken, so its VM goes; all its disks are parked and stay; then it is made again"
+	n.Drift.Reasons = nil // the node exists, and can't be compared
+	n.VMID, n.Host, n.UUID, n.Digest = lost.VM.ID, lost.VM.Host, lost.VM.UUID(), lost.VM.Digest
+	n.Found.VM, n.Found.Ties, n.Found.Absent = &lost.VM, lost.Ties, nil
+	n.Found.Parking, n.Found.Elsewhere = observe.TakeParking(n.Found.Parkings(), func(p parking.Parking) bool { return p.VM.Host == lost.VM.Host })
+	if lost.VM.Host != n.Wanted.Shape.Host {
+		n.Refused = append(n.Refused, fmt.Sprintf("its VM is on %s, and nodes[].host is %s: it is made again where it was, so that its disks need not move: set nodes[].host to %s", lost.VM.Host, n.Wanted.Shape.Host, lost.VM.Host))
+	}
+	if lost.Silent {
+		n.Refused = append(n.Refused, fmt.Sprintf("its VM runs, and its etcd does not say whether it has a leader. See that it does not serve (talosctl -n %s etcd status), and switch it off: qm stop %d on %s", n.Addr, lost.VM.ID, lost.VM.Host))
+	}
+	c := strategy.Candidate{Wanted: n.Wanted, VM: lost.VM, Found: n.Found, Observation: o}
+	n.Refused = append(n.Refused, c.AgainstRemove()...)
+	disks, err := lost.VM.Disks()
+	if err != nil {
+		return // already a refusal
+	}
+	for _, d := range disks {
+		if !d.CDROM {
+			n.Add(d, false)
+		}
+	}
+}
+
+// againstRebuild refuses to rebuild a cluster that exists, unless an unfinished rebuild began it with that snapshot.
+func (p Policy) againstRebuild(o observe.Observation) error {
+	for _, f := range o.Found { // also those that the plan leaves out
+		if f.Absent != nil && f.Absent.Lost != nil && f.Absent.Lost.Leader {
+			return fault.PlanRefused.Refusedf("etcd on %s has a leader, so the cluster is not broken: recast remove takes out one control plane, and recast roll makes one that is missing", f.Name)
+		}
+	}
+	if o.Rebuild == "" || o.First != "" || o.Rebuilt(p.Bootstrap) {
+		return nil
+	}
+	return fault.WithHint(fault.PlanRefused.Refusedf("the cluster's Kubernetes API answers: it is not broken"),
+		"recast roll makes a node that is missing (if its Node is still there and NotReady: kubectl delete node), and recast remove takes one away; recast undo NODE puts back what an interrupted rebuild was taking away; recast restore gives a single control plane its etcd back")
+}
+
+// onlyTaking reduces the plan to what is taken away, if anything: the rest is planned again afterwards.
+func onlyTaking(p *Plan) {
+	if !TakesAway(*p) {
+		return
+	}
+	p.Bootstrap = "" // one after the other
+	for i := range p.Nodes {
+		n := &p.Nodes[i]
+		if n.Strategy.From() == cluster.Nowhere {
+			against := n.Found.Absent.Against // checked again when it is made: memory gets free
+			n.Strategy, n.Why, n.Space = "", "it is made again once what is left of the others is taken away", nil
+			n.Refused = slices.DeleteFunc(n.Refused, func(why string) bool { return slices.Contains(against, why) })
+		}
+	}
+}
+
+// refuseOthersRebuild refuses to finish what a rebuild began with another command, or another snapshot.
+func refuseOthersRebuild(n *NodePlan, o observe.Observation) {
+	rec := n.Found.Parking.Record
+	switch {
+	case rec.Rebuild == o.Rebuild, rec.Rebuild != "" && o.Rebuild != "" && n.Strategy.VM() == cluster.VMGone: // nothing has begun yet
+	case rec.Rebuild == "":
+		n.Refused = append(n.Refused, fmt.Sprintf("run %s began to %s, which is not finished and no part of a rebuild: recast status shows what finishes or cancels it", rec.Run, n.Strategy.Words().OnIt))
+	case o.Rebuild == "":
+		n.Refused = append(n.Refused, "recast rebuild began it, and nothing else may finish it: "+observe.RebuildGoesOn)
+	default:
+		n.Refused = append(n.Refused, fmt.Sprintf("run %s began with another snapshot, SHA-256 %s, not %s: run recast rebuild with that one", rec.Run, words.Short(rec.Rebuild), words.Short(o.Rebuild)))
+	}
 }

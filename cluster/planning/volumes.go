@@ -17,9 +17,8 @@ import (
 // etcdVolume is the ID of the volume with etcd's data.
 const etcdVolume = "ETCD"
 
-// planVolumes refuses a configuration with which Talos no longer uses a volume that stays, or can't open it: pods,
-// or etcd, would write to an empty directory on EPHEMERAL instead. nodes[].acceptLoss lifts the refusal by the
-// volume's ID, and the plan shows that.
+// planVolumes refuses a configuration with which Talos no longer uses a volume that stays, or can't open it: pods, or
+// etcd, would write to an empty directory on EPHEMERAL instead. nodes[].acceptLoss lifts that by its ID, as shown.
 func (n *NodePlan) planVolumes() {
 	gets, whose, goes := n.volumesFor(n.Strategy)
 	switch {
@@ -76,8 +75,7 @@ func (n *NodePlan) volumesFor(s cluster.Strategy) (gets []cluster.ConfigVolume, 
 	return n.Found.Volumes.Keeps, "the configuration that it keeps for its next boot", true
 }
 
-// whereIs says in words where a volume is, and whether it leaves the node: a volume that leaves is a loss of its
-// own, or Talos makes it anew.
+// whereIs says in words where a volume is, and whether it leaves the node: as a loss of its own, or to be made anew.
 func (n *NodePlan) whereIs(s cluster.VolumeStatus) (on string, leaves bool) {
 	m := n.Found.Machine
 	disks := []string{s.Disk}
@@ -95,8 +93,7 @@ func (n *NodePlan) whereIs(s cluster.VolumeStatus) (on string, leaves bool) {
 	return on, onSystem && n.Strategy.SwapsSystem()
 }
 
-// volumeChange says how a configuration changes a volume into something else, what the node loses by that, and
-// where the content stays; "": it does not.
+// volumeChange says how a configuration turns a volume into something else, and what the node loses; "": it does not.
 func (n *NodePlan) volumeChange(s cluster.VolumeStatus, was, is cluster.ConfigVolume, on string) (what, loses string) {
 	document, whose := documentOf(was, is), "whose volume "+on
 	stays := !n.Strategy.SwapsSystem()
@@ -142,7 +139,6 @@ func documentOf(was, is cluster.ConfigVolume) string {
 	return cmp.Or(was.Document, is.Document, was.ID)
 }
 
-// dropped says what a node loses by a volume whose document is gone.
 func dropped(s cluster.VolumeStatus) string {
 	if strings.HasPrefix(s.ID, cluster.RawVolume) || strings.HasPrefix(s.ID, cluster.SwapVolume) {
 		return "Talos no longer uses it, and what is on it stays there"
@@ -150,8 +146,7 @@ func dropped(s cluster.VolumeStatus) string {
 	return "it is no longer mounted, pods that use its path write to EPHEMERAL, and what is on it stays there"
 }
 
-// liftSystemVolume says how another place for a system volume is accepted. A member of etcd whose directory is
-// empty must leave first, which happens when the system disk is replaced.
+// liftSystemVolume: etcd's member must leave before its directory is empty, which a new system disk brings about.
 func (n *NodePlan) liftSystemVolume(s cluster.VolumeStatus) string {
 	if !n.acceptable(s) {
 		return ". Nothing lifts that while the node keeps its system disk: its etcd would start with no data"
@@ -163,8 +158,7 @@ func (n *NodePlan) acceptable(s cluster.VolumeStatus) bool {
 	return s.ID != etcdVolume || n.Role != cluster.ControlPlane || n.Strategy.SwapsSystem()
 }
 
-// refuseVolume refuses a change of a volume, unless acceptLoss names the volume: then the plan says what the node
-// loses.
+// refuseVolume refuses a change of a volume. If acceptLoss names it, the plan says what the node loses.
 func (n *NodePlan) refuseVolume(s cluster.VolumeStatus, names []string, what, loses string) {
 	accepted := slices.ContainsFunc(names, func(name string) bool { return slices.Contains(n.Wanted.AcceptLoss, name) })
 	if !accepted || !n.acceptable(s) {
@@ -175,8 +169,7 @@ func (n *NodePlan) refuseVolume(s cluster.VolumeStatus, names []string, what, lo
 	n.WillLose = append(n.WillLose, fmt.Sprintf("%s (%s): %s", text, s.ID, loses))
 }
 
-// planBlankVolumes is planVolumes for a machine without a configuration, whose volumes are known only by the labels
-// of their partitions, and by whether the partitions are encrypted.
+// planBlankVolumes knows a reset machine's volumes only by their partitions' labels, and whether they are encrypted.
 func (n *NodePlan) planBlankVolumes(gets []cluster.ConfigVolume, whose string) {
 	for _, v := range n.Found.Blank.Volumes {
 		if v.Label == "" || strings.HasPrefix(v.Label, cluster.SwapVolume) {
@@ -199,8 +192,7 @@ func (n *NodePlan) planBlankVolumes(gets []cluster.ConfigVolume, whose string) {
 	}
 }
 
-// etcdMoves says whether etcd begins with an empty directory, because its data is elsewhere, once the node has the
-// configuration that it gets by a strategy.
+// etcdMoves: etcd begins with an empty directory with the configuration that the node gets by a strategy.
 func (n *NodePlan) etcdMoves(s cluster.Strategy) bool {
 	gets, _, _ := n.volumesFor(s)
 	is, defined := volumeOf(gets, etcdVolume)
@@ -211,8 +203,7 @@ func volumeOf(volumes []cluster.ConfigVolume, id string) (cluster.ConfigVolume, 
 	return cluster.Find(volumes, func(v cluster.ConfigVolume) bool { return v.ID == id })
 }
 
-// planSelectors says which of the node's disks its file selects for volumes that do not exist, and refuses what
-// would leave the node without a volume.
+// planSelectors says which disks the file selects for new volumes, and refuses what leaves the node without one.
 func (n *NodePlan) planSelectors() {
 	if n.Found.File == nil || n.Found.File.Err != nil || !n.AppliesConfig() || n.Resume && n.Strategy.From() != cluster.Blank {
 		return
@@ -232,7 +223,6 @@ func (n *NodePlan) planSelectors() {
 	n.Notes = append(append(n.Notes, notes...), refused...)
 }
 
-// volumeStays says whether a volume exists, and does not leave with the system disk.
 func (n *NodePlan) volumeStays(id string) bool {
 	m := n.Found.Machine
 	if m == nil {
@@ -247,8 +237,7 @@ func (n *NodePlan) volumeStays(id string) bool {
 	})
 }
 
-// stuckAlready says whether Talos can't make the volume now either, by the same selector: the node is as whole with
-// the file as without.
+// stuckAlready: Talos can't make the volume now either, by the same selector; the file makes nothing worse.
 func (n *NodePlan) stuckAlready(s cluster.DiskSelector) bool {
 	if n.Found.Machine == nil {
 		return false
@@ -271,8 +260,7 @@ type StorageSystem struct {
 const shownVolumes = 10
 
 // heedStorage refuses nodes without which volumes have no healthy copy, and notes what their outage means to the
-// storage systems. While the plan first brings nodes back, copies on those nodes do not count yet: the roll waits
-// for them before each node.
+// storage systems. Copies on nodes that the plan first brings back do not count yet: the roll waits for them.
 func heedStorage(p *Plan, o observe.Observation) {
 	for _, s := range o.Storage {
 		shown := StorageSystem{Name: s.Name, WaitSeconds: int(s.Patience.Seconds())}
@@ -298,7 +286,6 @@ func heedStorage(p *Plan, o observe.Observation) {
 	}
 }
 
-// leaveStorage is heedStorage for a node that goes.
 func leaveStorage(n *NodePlan, systems []replica.System, comesBack bool) {
 	exposed := replica.Exposed(systems, n.Node, func(string) bool { return false })
 	var refused []string
@@ -358,7 +345,6 @@ func patience(s replica.System, n NodePlan) string {
 	return text
 }
 
-// evicts is patience for a system that evicts nodes.
 func evicts(s replica.System, n NodePlan, holding time.Duration) string {
 	text := fmt.Sprintf("%s evicts it once it is away for %s (%s)", s.Name, s.PatienceFor(n.Node), s.Waits)
 	switch outage := Outage(n); {
@@ -370,11 +356,6 @@ func evicts(s replica.System, n NodePlan, holding time.Duration) string {
 	return ""
 }
 
-// knownPatience says whether a storage system itself says how long it waits.
-func knownPatience(systems []StorageSystem) bool {
-	return slices.ContainsFunc(systems, func(s StorageSystem) bool { return s.WaitSeconds > 0 })
-}
-
 // noteInitiators notes that servers of volumes will know the nodes by other names.
 func noteInitiators(p *Plan) {
 	for i := range p.Nodes {
@@ -383,12 +364,8 @@ func noteInitiators(p *Plan) {
 			continue
 		}
 		for _, protocol := range []string{cluster.ISCSI, cluster.NVMeoF} {
-			var volumes []string
-			for _, v := range n.Found.Served {
-				if v.Access == protocol {
-					volumes = append(volumes, v.What)
-				}
-			}
+			of := cluster.Where(n.Found.Served, func(v cluster.LocalData) bool { return v.Access == protocol })
+			volumes := cluster.Each(of, func(v cluster.LocalData) string { return v.What })
 			if len(volumes) > 0 {
 				n.Notes = append(n.Notes, fmt.Sprintf("its name for %s (%s) changes with the system disk, as its machine-id does: where the server of %s lets in only names that it knows, add the new one, which the roll shows",
 					protocol, cmp.Or(cluster.InitiatorName(protocol, n.Found.Node.MachineID), "unknown"), replica.Some(volumes)))
@@ -401,8 +378,7 @@ func noteInitiators(p *Plan) {
 // CephRemedy says what to do about a Ceph of the Proxmox hosts that lets reads or writes wait; it names a host.
 const CephRemedy = "wait until it has repaired that, or see what ceph health detail says on %s"
 
-// ceph refuses nodes that go while a disk of their VM is on a Ceph that lets reads or writes wait, and notes what
-// may become worse.
+// ceph refuses nodes that go while their VM's Ceph lets reads or writes wait, and notes what may become worse.
 func (p worldOf) ceph() {
 	for i := range p.Nodes {
 		n := &p.Nodes[i]
@@ -426,7 +402,6 @@ func (p worldOf) ceph() {
 	}
 }
 
-// storagesOf returns the storages with disks of the node's VM, or with its new system disk.
 func storagesOf(n *NodePlan) (names []string) {
 	if n.Space != nil {
 		names = append(names, n.Space.Storage.Name)

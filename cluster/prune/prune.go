@@ -33,9 +33,7 @@ type ParkingPruner struct {
 	Storages func(ctx context.Context, host string) ([]string, error)
 }
 
-// Steps returns a step for each disk and VM, in the order in which they are removed.
-func (p ParkingPruner) Steps() []step.Step {
-	var steps []step.Step
+func (p ParkingPruner) Steps() (steps []step.Step) {
 	for i := range p.Kept {
 		if v := &p.Kept[i]; len(v.Keep) == 0 {
 			steps = append(steps, p.freeStep(v))
@@ -104,14 +102,10 @@ func (p ParkingPruner) delete(ctx context.Context, v ParkingVerdict) error {
 	if err := cluster.RequireQuorum(ctx, p.Proxmox); err != nil {
 		return err
 	}
-	if err := p.Proxmox.DeleteVM(ctx, vm); err != nil {
-		return fmt.Errorf("delete %s: %w", vm, err)
-	}
-	return nil
+	return fault.Prefix("delete "+vm.String(), p.Proxmox.DeleteVM(ctx, vm))
 }
 
-// answered waits until Proxmox can no longer carry out the unanswered requests in the record of an empty parking VM:
-// without that record, no run would know of them.
+// answered waits until unanswered requests in an empty parking VM's record can't come true: no other record has them.
 func (p ParkingPruner) answered(ctx context.Context, vm cluster.VM, v ParkingVerdict) (cluster.VM, error) {
 	rec, _, err := parking.ReadRecord(vm)
 	if err != nil || len(rec.Sent) == 0 {
@@ -124,8 +118,7 @@ func (p ParkingPruner) answered(ctx context.Context, vm cluster.VM, v ParkingVer
 	return p.empty(ctx, v)
 }
 
-// empty reads a parking VM again. It refuses unless the VM is the one that was shown, is at rest,
-// and owns no volume, named or unnamed.
+// empty reads a parking VM again, and refuses unless it is the one shown, is at rest, and owns no volume.
 func (p ParkingPruner) empty(ctx context.Context, v ParkingVerdict) (cluster.VM, error) {
 	vm, err := p.Proxmox.VM(ctx, v.VMID)
 	if err != nil {
@@ -167,8 +160,7 @@ func (p ParkingPruner) empty(ctx context.Context, v ParkingVerdict) (cluster.VM,
 	return vm, nil
 }
 
-// Unnamed lists, in words, the volumes that carry a VM's VMID and that its configuration does not
-// name. Proxmox does not delete them with the VM, and the next VM with its VMID would own them.
+// Unnamed lists volumes with a VM's VMID outside of its configuration: the next VM of that number would own them.
 func (p ParkingPruner) Unnamed(ctx context.Context, vm cluster.VM) ([]string, error) {
 	storages, err := p.Storages(ctx, vm.Host)
 	if err != nil {
@@ -189,7 +181,6 @@ func (p ParkingPruner) Unnamed(ctx context.Context, vm cluster.VM) ([]string, er
 	return slices.Compact(out), nil
 }
 
-// KeepUnnamed keeps each parking VM that owns unnamed volumes.
 func (p ParkingPruner) KeepUnnamed(ctx context.Context, vms []cluster.VM) error {
 	for i := range p.VMs {
 		v := &p.VMs[i]
@@ -208,8 +199,7 @@ func (p ParkingPruner) KeepUnnamed(ctx context.Context, vms []cluster.VM) error 
 	return nil
 }
 
-// JudgeParked decides for each old system disk and each parking VM of the cluster whether it can be removed. Whatever
-// is not provably a system disk that a finished replacement kept stays, with the reason.
+// JudgeParked decides what can be removed. What is not provably a finished replacement's system disk stays.
 func JudgeParked(vms []cluster.VM, uses []cluster.Use, r Retention) ([]KeptVerdict, []ParkingVerdict) {
 	j := judgement{Retention: r, vms: vms, uses: uses, vouched: map[int]bool{}}
 	parks := []ParkingVerdict{}
@@ -312,8 +302,7 @@ type judgement struct {
 	vouched  map[int]bool       // by index of kept: the disk is what its record says
 }
 
-// copies keeps each disk that two parking VMs claim: a clone or a restored backup has the same
-// record, and nothing shows which one is real.
+// copies keeps each disk that two parking VMs claim: nothing shows which is the clone or restored backup.
 func (j *judgement) copies() {
 	at := map[string][]int{}
 	for i, v := range j.kept {
@@ -396,8 +385,7 @@ func (j *judgement) judgeVM(v *ParkingVerdict, p parking.Parking) {
 	}
 }
 
-// lastOnItsHost reports whether a disk is on the host of the node's VM and none of the newer disks is: disks can be
-// handed over only within one host.
+// lastOnItsHost: the disk, and no newer one, is on the host of the node's VM: disks are handed over within one host.
 func (j *judgement) lastOnItsHost(newer []int, i int) bool {
 	if vm := j.vmOf(j.kept[i].Parking); vm == nil || vm.Host != j.kept[i].Host {
 		return false
@@ -418,8 +406,7 @@ func (j *judgement) newerThan(i int, list []int) (newer []int) {
 	return newer
 }
 
-// retain keeps the newest disks of each node. Disks that are not what their record says, or of a
-// cancelled replacement, do not count: recast can't roll back to them.
+// retain keeps each node's newest disks, not counting those that a rollback can't go to.
 func (j *judgement) retain() {
 	type machine struct{ node, uuid string } // two clusters may have the same name
 	byNode := map[machine][]int{}
@@ -445,8 +432,10 @@ func (j *judgement) retain() {
 				v.Keep = append(v.Keep, j.notOurs(node, *j.vmOf(v.Parking)))
 			case !slices.Contains(j.Nodes, node):
 				v.Goes = fmt.Sprintf("recast.yaml has no node %s any more", node)
+			case j.Keep > 0 && rank == 0:
+				v.Keep = append(v.Keep, "the way back: recast undo "+node)
 			case rank < j.Keep:
-				v.Keep = append(v.Keep, wayBack(rank, node))
+				v.Keep = append(v.Keep, fmt.Sprintf("node %s has only %d newer", node, rank))
 			case j.Keep > 0 && j.lastOnItsHost(newer, i):
 				v.Keep = append(v.Keep, fmt.Sprintf("the VM of node %s is on %s, and it is the newest one there: what recast undo %s boots", node, v.Host, node))
 			case j.Keep == 0:
@@ -478,7 +467,6 @@ func parkingWith(parkings []parking.Parking, id cluster.VMID) *parking.Parking {
 	return pointer(parkings, func(p parking.Parking) bool { return p.VM.ID == id })
 }
 
-// pointer returns a pointer to the first element that matches; nil if none does.
 func pointer[T any](all []T, is func(T) bool) *T {
 	if i := slices.IndexFunc(all, is); i >= 0 {
 		return &all[i]
@@ -486,16 +474,7 @@ func pointer[T any](all []T, is func(T) bool) *T {
 	return nil
 }
 
-func wayBack(rank int, node string) string {
-	if rank == 0 {
-		return "the way back: recast undo " + node
-	}
-	return fmt.Sprintf("node %s has only %d newer", node, rank)
-}
-
-// judgeGivenUp judges disk i if it is of a cancelled replacement, and reports whether it is. Nothing boots such a
-// disk, so it can be freed if nothing prevents that. It stays while the node has an unfinished replacement, or if it
-// belongs to another recast.yaml.
+// judgeGivenUp: nothing boots a cancelled replacement's disk; it goes, unless its node is unfinished or another's.
 func (j *judgement) judgeGivenUp(i int) bool {
 	v := &j.kept[i]
 	if !v.GivenUp {
@@ -526,8 +505,7 @@ func (j *judgement) notOurs(node string, vm cluster.VM) string {
 	return fmt.Sprintf("recast.yaml has no node %s, but its VM is there: %s. Another recast.yaml may say cluster: %s as well", node, vm, j.Cluster)
 }
 
-func unrecorded(vm cluster.VM, known map[string]bool) []string {
-	var out []string
+func unrecorded(vm cluster.VM, known map[string]bool) (out []string) {
 	for key, value := range vm.Config {
 		if cluster.IsDiskKey(key) && !known[key] {
 			volid, _, _ := strings.Cut(value, ",")

@@ -185,7 +185,7 @@ func (n *inPlace) awaitOldSystem(ctx context.Context) error {
 // crossCheck handles a machine that runs what this upgrade installed but reports the previous boot entry: it has
 // rebooted, and its schematic is the wanted one. Entries of the same version may have the same name, and nothing else
 // tells them apart until the next boot, so its Node records the entry.
-func (n *inPlace) crossCheck(ctx context.Context, m cluster.BootedMachine, k cluster.KubeNode) error {
+func (n *inPlace) crossCheck(ctx context.Context, m cluster.Machine, k cluster.KubeNode) error {
 	if mark := k.Mark; mark == nil || !mark.Installed || mark.Build != n.Want.Build.ID || mark.BootID == m.BootID {
 		return nil
 	}

@@ -181,7 +181,7 @@ func (n *node) drift(ctx context.Context, park parking.Parking, ended bool) (d o
 	if inKubernetes {
 		m.RunningSystem = k.Corrected(m.RunningSystem, "")
 	}
-	f := observe.Found{Name: n.Want.Name, VM: &vm, Machine: new(m.Machine())}
+	f := observe.Found{Name: n.Want.Name, VM: &vm, Machine: &m}
 	if len(n.Plan.VM) > 0 {
 		if _, f.Shape, err = n.serving.Running().Now(ctx); err != nil {
 			return d, false, err

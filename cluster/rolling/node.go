@@ -137,7 +137,7 @@ func (n *Node) ParkingID(ctx context.Context) (cluster.VMID, error) {
 func (n *Node) Tell(id, text string) { n.Say(n.Path+"/"+id, text) }
 
 // IsOldBoot says whether m is still the boot from before the node was taken down.
-func (n *Node) IsOldBoot(ctx context.Context, m cluster.BootedMachine) bool {
+func (n *Node) IsOldBoot(ctx context.Context, m cluster.Machine) bool {
 	mem, err := n.Memory(ctx)
 	return err == nil && m.BootID == mem.BootID
 }
@@ -243,7 +243,7 @@ func (n *Node) WatchDetached(ctx context.Context, tell func(look bool)) error {
 
 // Arrived reads a machine that is running and ready. If the machine is not, Arrived reads little, and lacks says how
 // far the machine is.
-func (n *Node) Arrived(ctx context.Context) (m cluster.BootedMachine, lacks string, err error) {
+func (n *Node) Arrived(ctx context.Context) (m cluster.Machine, lacks string, err error) {
 	if m, err = cluster.ReadArrived(ctx, n.Talos, n.Plan.Addr); err == nil {
 		lacks = n.LacksMachine(m.MachineStanding)
 	}

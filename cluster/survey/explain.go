@@ -107,15 +107,13 @@ func Explain(ctx context.Context, p planning.Plan, node string, o observe.Observ
 }
 
 // weigh lists for each strategy what forbids it or, for a node that is up to date, what would forbid it if the node
-// were stale. A replacement that has begun has no choice, and no list: it is finished by the strategy with which it
-// began.
-func weigh(n planning.NodePlan, o observe.Observation, acceptOutage bool) []StrategyChoice {
+// were stale. One that has begun has no choice: it is finished as it began.
+func weigh(n planning.NodePlan, o observe.Observation, acceptOutage bool) (out []StrategyChoice) {
 	if n.Resume || n.Found.VM == nil || n.Found.Machine == nil {
 		return nil
 	}
 	system, systemErr := cluster.ProveSystemDisk(*n.Found.VM, *n.Found.Machine, n.Wanted.SystemDisk)
 	against := assess(n.Wanted, n.Found, o, planning.Policy{AcceptOutage: acceptOutage}).Against
-	var out []StrategyChoice
 	for _, s := range cluster.Strategies {
 		w := n.Wanted
 		w.Strategy = s
@@ -128,7 +126,7 @@ func weigh(n planning.NodePlan, o observe.Observation, acceptOutage bool) []Stra
 	return out
 }
 
-func fatesOf(n planning.NodePlan) []DiskFate {
+func fatesOf(n planning.NodePlan) (out []DiskFate) {
 	vm := n.Found.VM
 	if n.Resume && n.System != nil || vm == nil {
 		return fatesOfRecord(n)
@@ -137,7 +135,6 @@ func fatesOf(n planning.NodePlan) []DiskFate {
 	if err != nil {
 		return nil // already a refusal
 	}
-	var out []DiskFate
 	for _, d := range disks {
 		f := DiskFate{DiskPlan: planning.DiskPlan{Key: d.Key, Serial: d.Option("serial"), Volid: d.Volid, Size: d.Option("size")}, Owner: d.Owner}
 		f.Fate, f.Does = fateOf(n, d)
@@ -171,7 +168,6 @@ func fateOf(n planning.NodePlan, d cluster.Disk) (Fate, string) {
 	return FateCarried, "carried over: on the parking VM meanwhile, attached again in the same place"
 }
 
-// fatesOfRecord are the fates of the drives that an unfinished replacement has parked.
 func fatesOfRecord(n planning.NodePlan) []DiskFate {
 	back := func(d planning.DiskPlan) DiskFate {
 		return DiskFate{DiskPlan: d, Fate: FateBack, Does: "comes back to where it was"}
@@ -187,12 +183,11 @@ func fatesOfRecord(n planning.NodePlan) []DiskFate {
 	return append(out, cluster.Each(n.Carried, back)...)
 }
 
-func compareNode(n planning.NodePlan, o observe.Observation, past cluster.History) []Comparison {
+func compareNode(n planning.NodePlan, o observe.Observation, past cluster.History) (out []Comparison) {
 	m, b := n.Found.Machine, n.Wanted.Build
 	if m == nil {
 		return nil
 	}
-	var out []Comparison
 	add := func(what, found, wanted string) {
 		out = append(out, Comparison{What: what, Found: found, Wanted: wanted, Same: found == wanted})
 	}
@@ -233,7 +228,6 @@ func compareNode(n planning.NodePlan, o observe.Observation, past cluster.Histor
 	return out
 }
 
-// builtAs returns the ID of the build that a machine runs; "" if no lock has that build.
 func builtAs(o observe.Observation, m cluster.RunningSystem, wanted cluster.Build) string {
 	runs := func(b cluster.Build) bool {
 		return m.Schematic.LockHash() != "" && b.SchematicID == m.Schematic.ID && b.TalosVersion == m.TalosVersion && len(cluster.DiffTarget(b, m)) == 0
@@ -279,13 +273,6 @@ func compareExtensions(b cluster.Build, m cluster.RunningSystem, old []cluster.L
 	})
 }
 
-// timeoutOf returns how long the step of that name waits before it fails; 0: it has no limit.
-func timeoutOf(t cluster.Timing, id string) time.Duration {
-	return map[string]time.Duration{
-		"drain": t.Drain, "stop": t.Stop, "configure": t.Boot, "reboot": t.Boot, "wait-healthy": t.Join,
-	}[id]
-}
-
 // outlineOf lists the steps that a roll of the plan has for the node. It does not ask which of them are already done.
 func outlineOf(ctx context.Context, p planning.Plan, n planning.NodePlan, o observe.Observation, t cluster.Timing) []StepOutline {
 	if n.Strategy == "" || len(n.Refused) > 0 {
@@ -295,6 +282,7 @@ func outlineOf(ctx context.Context, p planning.Plan, n planning.NodePlan, o obse
 	if err != nil {
 		return nil // reported when the record is opened, before anything is changed
 	}
+	waits := map[string]time.Duration{"drain": t.Drain, "stop": t.Stop, "configure": t.Boot, "reboot": t.Boot, "wait-healthy": t.Join}
 	var out []StepOutline
 	walk(ctx, steps, "", func(at string, s step.Step) bool {
 		if s.ID == "fallback" {
@@ -304,7 +292,7 @@ func outlineOf(ctx context.Context, p planning.Plan, n planning.NodePlan, o obse
 			return false
 		}
 		if s.Steps == nil {
-			line := StepOutline{Path: at, Title: s.Title, Risk: s.Risk.String(), TimeoutSeconds: int(timeoutOf(t, s.ID).Seconds())}
+			line := StepOutline{Path: at, Title: s.Title, Risk: s.Risk.String(), TimeoutSeconds: int(waits[s.ID].Seconds())}
 			line.Seconds, line.SecondsFrom = tookAt(n, o.Took, at)
 			out = append(out, line)
 		}
@@ -313,8 +301,7 @@ func outlineOf(ctx context.Context, p planning.Plan, n planning.NodePlan, o obse
 	return out
 }
 
-// walk visits a tree of steps in order, without asking whether there is work; see says whether
-// to visit the children of a branch.
+// walk visits a tree of steps in order, without asking for work; see says whether to visit a branch's children.
 func walk(ctx context.Context, steps []step.Step, below string, see func(at string, s step.Step) bool) {
 	for _, s := range steps {
 		at := path.Join(below, s.ID)
@@ -329,8 +316,7 @@ func walk(ctx context.Context, steps []step.Step, below string, see func(at stri
 	}
 }
 
-// tookAt returns the median time of a step in the node's latest rolls by the same strategy, or else in those of other
-// nodes of its role.
+// tookAt returns a step's median time in the node's latest rolls by this strategy, or those of its role.
 func tookAt(n planning.NodePlan, past []cluster.Took, at string) (seconds int, from string) {
 	for _, of := range n.Peers() {
 		var each []int

@@ -8,14 +8,19 @@
 package survey
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
+	"strings"
+	"sync"
 
 	"golang.org/x/sync/errgroup"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/claim"
 	"github.com/recast-sh/recast/cluster/etcd"
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/parking"
@@ -46,9 +51,7 @@ type Assessment struct {
 	Unread bool `json:"unread,omitempty"`
 }
 
-// Storages lists the storages of the node's own disks, sorted.
-func (a Assessment) Storages() []string {
-	var out []string
+func (a Assessment) Storages() (out []string) {
 	for _, d := range a.disks {
 		if s := d.Storage(); !d.CDROM && s != d.Volid && !slices.Contains(out, s) {
 			out = append(out, s)
@@ -58,12 +61,10 @@ func (a Assessment) Storages() []string {
 	return out
 }
 
-// systemDisk is the proven system disk.
 func (a Assessment) systemDisk() (cluster.Disk, bool) {
 	return cluster.Find(a.disks, func(d cluster.Disk) bool { return a.System != "" && d.Key == a.System })
 }
 
-// etcd adds what etcd forbids for a control plane.
 func (a Assessment) etcd(m cluster.Machine, o observe.Observation, p planning.Policy) {
 	onSystem, err := strategy.EtcdOnSystemDisk(m)
 	for _, s := range cluster.Strategies {
@@ -81,8 +82,13 @@ func LookAround(ctx context.Context, src observe.Sources, wanted []cluster.Wante
 	var members []cluster.Member
 	g := errgroup.Group{}
 	g.Go(func() error { s.Proxmox = s.readProxmox(ctx, src.Proxmox); return nil })
-	g.Go(func() error { s.Nodes, s.Kubernetes = readNodes(ctx, src.Kube); return nil })
-	g.Go(func() error { members, s.Talos = readMembers(ctx, src.Talos); return nil })
+	s.Kubernetes, s.Talos = errNoAccess, errNoAccess
+	if src.Kube != nil {
+		g.Go(func() error { s.Nodes, s.Kubernetes = src.Kube.Nodes(ctx); return nil })
+	}
+	if src.Talos != nil {
+		g.Go(func() error { members, s.Talos = src.Talos.Members(ctx); return nil })
+	}
 	_ = g.Wait() // no function returns an error: each result is kept
 	parking, err := parking.Parkings(s.VMs, src.Cluster)
 	s.Parking, s.Proxmox = parking, errors.Join(s.Proxmox, err)
@@ -112,8 +118,7 @@ func LookAround(ctx context.Context, src observe.Sources, wanted []cluster.Wante
 	return s
 }
 
-// Survey is an Observation that may be incomplete: each part has the error of reading it, and nodes that could not be
-// matched have no VM.
+// Survey is an Observation that may lack parts, each with its error; unmatched nodes have no VM.
 type Survey struct {
 	observe.Observation
 	Proxmox, Kubernetes, Talos error   // why that source could not be read
@@ -121,8 +126,7 @@ type Survey struct {
 	Unread                     []error // one per wanted node: why it was not matched, or what could not be read; nil: nothing
 }
 
-// Assess lists for every node what forbids which strategy. Without a lock the wanted builds are
-// empty, and what depends on them is left out.
+// Assess lists for every node what forbids which strategy, without a lock only what depends on no build.
 func (s Survey) Assess(wanted []cluster.Wanted, p planning.Policy) []Assessment {
 	out := make([]Assessment, len(wanted))
 	for i, w := range wanted {
@@ -131,17 +135,12 @@ func (s Survey) Assess(wanted []cluster.Wanted, p planning.Policy) []Assessment 
 	return out
 }
 
-// Needs returns the privileges for a roll of these nodes. Each node counts by its expected strategy or, if that is
-// unknown, by the configured strategy, or else by recreate.
-func (s Survey) Needs(wanted []cluster.Wanted, assessments []Assessment) Needs {
-	var needs Needs
+// Needs are for a roll of these nodes by the expected strategy, if unknown the configured, or else recreate.
+func (s Survey) Needs(wanted []cluster.Wanted, assessments []Assessment) (needs Needs) {
 	for i, w := range wanted {
 		a, f := assessments[i], s.Found[i]
 		strategy := a.Strategy
-		if s.unseen(a) {
-			strategy = w.Strategy // what was found possible is limited to what the token can see
-		}
-		if !slices.Contains(cluster.Strategies, strategy) {
+		if s.unseen(a) || !slices.Contains(cluster.Strategies, strategy) { // what was found possible is limited to what the token can see
 			strategy = w.Strategy
 		}
 		if !slices.Contains(cluster.Strategies, strategy) {
@@ -170,7 +169,6 @@ func (s Survey) Needs(wanted []cluster.Wanted, assessments []Assessment) Needs {
 	return needs
 }
 
-// match finds the VM of a node; if Kubernetes can't be asked, by the VMID in the configuration.
 func (s *Survey) match(w cluster.Wanted, members []cluster.Member) (observe.Found, error) {
 	if s.Kubernetes == nil {
 		f, err := observe.MatchNodes(w, &s.Observation, members)
@@ -219,15 +217,13 @@ func (s *Survey) readProxmox(ctx context.Context, px cluster.Inventory) error {
 	return errors.Join(errVMs, errQuorum, errStorages)
 }
 
-// unseen says whether Proxmox does not list a storage of the node's disks: a token sees a
-// storage only with Datastore.Audit or Datastore.AllocateSpace on it.
+// unseen: Proxmox does not list a storage of the node's disks, which takes Datastore.Audit or AllocateSpace.
 func (s Survey) unseen(a Assessment) bool {
 	return slices.ContainsFunc(a.Storages(), func(name string) bool {
 		return !slices.ContainsFunc(s.Observation.Storages, func(l cluster.Storage) bool { return l.Name == name })
 	})
 }
 
-// assess lists for one node what forbids which strategy.
 func assess(w cluster.Wanted, f observe.Found, o observe.Observation, p planning.Policy) Assessment {
 	a := Assessment{Node: w.Name}
 	if f.Absent != nil {
@@ -263,7 +259,6 @@ func assess(w cluster.Wanted, f observe.Found, o observe.Observation, p planning
 	return a
 }
 
-// toCreate returns the plan of a node that does not exist yet, as a roll creates it.
 func toCreate(w cluster.Wanted, f observe.Found) planning.NodePlan {
 	n := planning.NodePlan{Node: w.Name, Wanted: w, Found: f}
 	planning.Create(&n)
@@ -271,20 +266,6 @@ func toCreate(w cluster.Wanted, f observe.Found) planning.NodePlan {
 }
 
 var errNoAccess = errors.New("there is no access to it")
-
-func readMembers(ctx context.Context, talos cluster.MemberReader) ([]cluster.Member, error) {
-	if talos == nil {
-		return nil, errNoAccess
-	}
-	return talos.Members(ctx)
-}
-
-func readNodes(ctx context.Context, kube cluster.NodeReader) ([]cluster.KubeNode, error) {
-	if kube == nil {
-		return nil, errNoAccess
-	}
-	return kube.Nodes(ctx)
-}
 
 // NeedsToRehearse are the needs of a plan that renews all of these nodes.
 func (s Survey) NeedsToRehearse(wanted []cluster.Wanted, assessments []Assessment, h planning.Rehearsal) Needs {
@@ -300,9 +281,7 @@ func (s Survey) NeedsToRehearse(wanted []cluster.Wanted, assessments []Assessmen
 	return NeedsToRehearse(p)
 }
 
-// NewDisks lists the disks that a roll of all these nodes would make.
-func (s Survey) NewDisks(wanted []cluster.Wanted, assessments []Assessment) []observe.NewDisk {
-	var out []observe.NewDisk
+func (s Survey) NewDisks(wanted []cluster.Wanted, assessments []Assessment) (out []observe.NewDisk) {
 	for i, a := range assessments {
 		disk, known := a.systemDisk()
 		if !known || a.Strategy.KeepsVM() {
@@ -316,7 +295,7 @@ func (s Survey) NewDisks(wanted []cluster.Wanted, assessments []Assessment) []ob
 }
 
 // EtcdTroubles lists what is wrong with etcd, each with a hint.
-func (s Survey) EtcdTroubles(ctx context.Context, talos cluster.EtcdReader, files cluster.FileReader) []error {
+func (s Survey) EtcdTroubles(ctx context.Context, talos cluster.EtcdReader, files cluster.FileReader) (out []error) {
 	planes := s.ControlPlanes()
 	if len(planes) == 0 {
 		return nil // reported with Kubernetes
@@ -325,7 +304,6 @@ func (s Survey) EtcdTroubles(ctx context.Context, talos cluster.EtcdReader, file
 	if err != nil {
 		return []error{fault.WithHint(err, "talosctl etcd status; bring etcd back first")}
 	}
-	var out []error
 	for _, wrong := range v.Unhealthy("") {
 		hint := "talosctl etcd status; talosctl etcd alarm list"
 		if i := slices.IndexFunc(planes, func(e cluster.Endpoint) bool { return wrong == e.Node+cluster.IsLearner }); i >= 0 {
@@ -347,8 +325,7 @@ func (s Survey) machineOf(node string) *cluster.Machine {
 	return f.Machine
 }
 
-// noMember says what is known about a control plane that is not among the members. A control plane that was removed
-// from etcd but kept its data restarts its etcd for ever, and only the log of its etcd says so.
+// noMember: a control plane that was removed but has data restarts its etcd for ever; only that etcd's log says so.
 func (s Survey) noMember(ctx context.Context, talos cluster.EtcdReader, files cluster.FileReader, v etcd.View, e cluster.Endpoint) error {
 	err := fault.EtcdUnhealthy.Refusedf("%s is no member of etcd (%s are)", e.Node, v.Names())
 	if own, errOwn := talos.EtcdStatus(ctx, e.Addr); errOwn == nil {
@@ -368,4 +345,356 @@ func (s Survey) noMember(ctx context.Context, talos cluster.EtcdReader, files cl
 			"make it a new one with empty data: %s; or roll it to another build by recreate or reimage, if etcd's data is on its system disk", etcd.EmptyData(e.Node, e.Addr, m))
 	}
 	return fault.WithHint(err, "talosctl -n %s service etcd says what it waits for", e.Addr)
+}
+
+// Discovery describes a cluster that was read without a configuration that says what to look for.
+type Discovery struct {
+	Nodes []Discovered // control planes first, then by name
+	Left  []string     // nodes that were excluded, by name
+	VMs   []cluster.VM // of the whole Proxmox cluster
+	// Silent lists the addresses that were to be asked, do not answer, and belong to no known node.
+	Silent  []netip.Addr
+	Cluster string // the cluster's name in the parking VMs of these nodes; "": there are none
+
+	uuids []string // of all nodes, also the excluded ones
+}
+
+// Discovered is one node of a Discovery, with its VM.
+type Discovered struct {
+	Name    string
+	Addr    netip.Addr
+	Node    *cluster.KubeNode // nil: Kubernetes was not asked
+	Machine cluster.Machine
+	VM      cluster.VM
+	// System is the drive on which Talos is proven to be installed; zero if there is no proof, and Unproven says why.
+	System     cluster.Disk
+	Unproven   error
+	Candidates []cluster.Disk // the system disk is one of these; nil: System is proven
+	Persistent []cluster.Disk // all other disks, of the node's VM or of a data VM; nil if Candidates is set
+	Holder     cluster.VMID   // the data VM that owns some of the disks; 0: none
+}
+
+// DiscoverOptions say what Discover can't find out.
+type DiscoverOptions struct {
+	Addrs   []netip.Addr // addresses of machines that perhaps neither Talos' discovery nor Kubernetes lists
+	Exclude []string     // nodes to leave out
+}
+
+// Discover finds a cluster's nodes and their VMs, all or none, and reports all problems. Sources.Kube may be nil.
+func Discover(ctx context.Context, src observe.Sources, o DiscoverOptions) (Discovery, error) {
+	d, members, nodes, err := discoverSources(ctx, src)
+	if err != nil {
+		return Discovery{}, err
+	}
+	found := whereabouts(members, nodes)
+	listed := len(found)
+	errs := discoverMachines(ctx, src.Talos, found)
+	known := cluster.Each(members, func(m cluster.Member) []netip.Addr { return m.Addresses })
+	known = append(known, cluster.Each(nodes, func(n cluster.KubeNode) []netip.Addr { return n.Addresses })...)
+	found, errs, d.Silent = addSeeds(ctx, src.Talos, found, errs, o.Addrs, slices.Concat(known...))
+	if err := allListed(listed, found[listed:], src.Kube != nil); err != nil {
+		return Discovery{}, err
+	}
+	if err := excludable(found, o.Exclude); err != nil {
+		return Discovery{}, err
+	}
+	if err := d.knowPods(ctx, src.Kube); err != nil {
+		return Discovery{}, err
+	}
+	var problems []error
+	for i, n := range found {
+		if uuid := n.uuid(); uuid != "" {
+			d.uuids = append(d.uuids, uuid)
+		}
+		if slices.Contains(o.Exclude, n.Name) {
+			d.Left = append(d.Left, n.Name)
+			continue
+		}
+		err := errs[i]
+		if err == nil {
+			err = n.match(d.VMs)
+		}
+		if owned := strategy.Uncontrolled(n.Node); owned != nil {
+			err = owned
+		}
+		if err != nil {
+			problems = append(problems, fault.WithHint(err, "or leave it out: --exclude %s", n.Name))
+			continue
+		}
+		d.Nodes = append(d.Nodes, n)
+	}
+	problems = append(problems, observe.Shared(cluster.Each(d.Nodes, Discovered.Found))...)
+	if len(found) > 0 && len(d.Nodes) == 0 && len(problems) == 0 {
+		problems = append(problems, fault.Configf("every node was left out"))
+	}
+	if err := errors.Join(problems...); err != nil {
+		return Discovery{}, err
+	}
+	slices.SortFunc(d.Nodes, func(a, b Discovered) int {
+		role := cluster.TrueFirst(a.Machine.ControlPlane, b.Machine.ControlPlane)
+		return cmp.Or(role, cluster.CompareKeys(a.Name, b.Name))
+	})
+	return d, d.unfinished()
+}
+
+// discoverSources reads the VMs, Talos' members and the Nodes, all complete: an unread VM may be a node.
+func discoverSources(ctx context.Context, src observe.Sources) (d Discovery, members []cluster.Member, nodes []cluster.KubeNode, err error) {
+	var errVMs, errTalos, errKube error
+	g := errgroup.Group{}
+	g.Go(func() error { d.VMs, errVMs = src.Proxmox.VMs(ctx); return nil })
+	g.Go(func() error { members, errTalos = src.Talos.Members(ctx); return nil })
+	if src.Kube != nil {
+		g.Go(func() error { nodes, errKube = src.Kube.Nodes(ctx); return nil })
+	}
+	_ = g.Wait() // no function returns an error: each error is reported with its source
+	err = errors.Join(fault.Prefix("read Proxmox", errVMs), fault.Prefix("read Talos", errTalos), fault.Prefix("read Kubernetes", errKube))
+	if err == nil {
+		err = requireOneCluster(members, nodes)
+	}
+	return d, members, nodes, err
+}
+
+func requireOneCluster(members []cluster.Member, nodes []cluster.KubeNode) error {
+	var names []string
+	for _, m := range members {
+		if slices.ContainsFunc(nodes, func(n cluster.KubeNode) bool { return n.Name == m.Nodename }) {
+			return nil
+		}
+		names = append(names, m.Nodename)
+	}
+	if len(members) == 0 || len(nodes) == 0 {
+		return nil
+	}
+	return fault.WithHint(fault.Configf("talosconfig and kubeconfig are of two clusters: Talos has the nodes %s, Kubernetes has %s", strings.Join(names, ", "), strings.Join(observe.NodeNames(nodes), ", ")),
+		"TALOSCONFIG and KUBECONFIG name them; talosctl kubeconfig FILE writes the one that belongs to the talosconfig")
+}
+
+func whereabouts(members []cluster.Member, nodes []cluster.KubeNode) (out []Discovered) {
+	for i, n := range nodes {
+		out = append(out, Discovered{Name: n.Name, Addr: observe.FirstAddr(n.Addresses), Node: &nodes[i]})
+	}
+	for _, m := range members {
+		i := slices.IndexFunc(out, func(d Discovered) bool { return d.Name == m.Nodename })
+		switch {
+		case i < 0:
+			out = append(out, Discovered{Name: m.Nodename, Addr: observe.FirstAddr(m.Addresses)})
+		case !out[i].Addr.IsValid():
+			out[i].Addr = observe.FirstAddr(m.Addresses)
+		}
+	}
+	return out
+}
+
+// discoverMachines reads the machine of every node; the errors are in the order of the nodes.
+func discoverMachines(ctx context.Context, talos cluster.PartReader, nodes []Discovered) []error {
+	errs := make([]error, len(nodes))
+	g := errgroup.Group{}
+	g.SetLimit(observe.ObserveLimit)
+	for i := range nodes {
+		g.Go(func() error {
+			n := &nodes[i]
+			if !n.Addr.IsValid() {
+				errs[i] = fmt.Errorf("node %s: %w", n.Name, observe.NoAddress(n.Name))
+				return nil
+			}
+			m, err := cluster.ReadMachine(ctx, talos, n.Addr)
+			if err != nil {
+				err = fmt.Errorf("node %s: read its machine: %w", n.Name, err)
+			}
+			if err != nil && len(fault.Hints(err)) == 0 {
+				err = fault.WithHint(err, "what a node runs only it can say: bring %s up, then run the same command again", n.Name)
+			}
+			n.Machine, errs[i] = m, err
+			return nil
+		})
+	}
+	_ = g.Wait() // each node keeps its error
+	return errs
+}
+
+// uuid returns the machine's UUID, or else the UUID that Kubernetes has for the node.
+func (d Discovered) uuid() string {
+	if d.Machine.UUID == "" && d.Node != nil {
+		return d.Node.UUID
+	}
+	return d.Machine.UUID
+}
+
+// excludable refuses to exclude a node that does not exist: the name is probably mistyped.
+func excludable(nodes []Discovered, exclude []string) error {
+	names := cluster.Each(nodes, func(n Discovered) string { return n.Name })
+	slices.SortFunc(names, cluster.CompareKeys)
+	for _, name := range exclude {
+		if !slices.Contains(names, name) {
+			return fault.WithHint(fault.Configf("--exclude %s: there is no node of that name", name), "the cluster has: %s", strings.Join(names, ", "))
+		}
+	}
+	return nil
+}
+
+func (d *Discovered) match(vms []cluster.VM) error {
+	uuid := d.Machine.UUID
+	if uuid == "" {
+		return fault.Refusedf("node %s: the machine at %s does not say which UUID it has", d.Name, d.Addr)
+	}
+	if d.Node != nil && d.Node.UUID != uuid {
+		return fault.WithHint(fault.Refusedf("node %s: Kubernetes says that its UUID is %s, but the machine at %s has %s", d.Name, d.Node.UUID, d.Addr, uuid),
+			"has another machine been given the hostname of %s, or its address? Put that right first", d.Name)
+	}
+	f := observe.Found{Name: d.Name}
+	if err := observe.MatchVM(cluster.Wanted{Name: d.Name}, &f, &observe.Observation{VMs: vms}, uuid); err != nil {
+		return err
+	}
+	d.VM = *f.VM
+	drives, err := d.VM.Bootable()
+	if err != nil {
+		return fault.As(fault.Config, err)
+	}
+	d.System, d.Unproven = cluster.ProveSystemDisk(d.VM, d.Machine, "")
+	drives = slices.DeleteFunc(drives, func(drive cluster.Disk) bool {
+		return drive.Key == d.System.Key || drive.CSI() || drive.LikeCSI() && !slices.ContainsFunc(vms, func(vm cluster.VM) bool { return vm.ID == drive.Owner })
+	}) // a plan asks Kubernetes about a drive that only looks like one of the CSI driver
+	if d.Unproven == nil {
+		d.Persistent = drives
+	} else {
+		d.Candidates = drives
+	}
+	return d.findHolder(vms, drives)
+}
+
+func (d *Discovered) findHolder(vms []cluster.VM, disks []cluster.Disk) error {
+	for _, drive := range disks {
+		if drive.Owner == 0 || drive.Owner == d.VM.ID {
+			continue
+		}
+		if d.Holder != 0 && d.Holder != drive.Owner {
+			return fault.WithHint(fault.Refusedf("node %s: its disks belong to VM %d and to VM %d, but a node has one data VM at most", d.Name, d.Holder, drive.Owner),
+				"move the disks of one of them to the other (qm disk move)")
+		}
+		d.Holder = drive.Owner
+	}
+	if d.Holder != 0 && !slices.ContainsFunc(vms, func(vm cluster.VM) bool { return vm.ID == d.Holder }) {
+		return fault.WithHint(fault.Refusedf("node %s: disks of it belong to VM %d, which is not there", d.Name, d.Holder),
+			"the token may not see it (VM.Audit), or it was deleted: only its number says whose the disks are")
+	}
+	return nil
+}
+
+// unfinished refuses a cluster with an unfinished run, which only its recast.yaml can finish. It sets d.Cluster.
+func (d *Discovery) unfinished() error {
+	for _, vm := range d.VMs {
+		rec, ok, err := parking.ReadRecord(vm)
+		if !ok || err != nil && rec.UUID == "" {
+			continue // an unreadable record belongs to no known cluster; its own run handles it
+		}
+		mine := slices.ContainsFunc(d.Nodes, func(n Discovered) bool { return n.VM.UUID() == rec.UUID })
+		switch {
+		case mine && err != nil:
+			return err
+		case mine && rec.Open:
+			return fault.WithHint(fault.Refusedf("%s holds an unfinished replacement of node %s, begun by run %s of cluster %s", vm, rec.Node, rec.Run, rec.Cluster),
+				"finish it first with the recast.yaml that it was begun with: recast status says what is left")
+		case mine:
+			d.Cluster = rec.Cluster
+		}
+	}
+	return nil
+}
+
+// Found returns the node in the form that Diff takes.
+func (d Discovered) Found() observe.Found {
+	return observe.Found{Name: d.Name, VM: &d.VM, Machine: &d.Machine, Node: d.Node, Addr: d.Addr}
+}
+
+// Versions returns the Talos versions that the nodes run, the newest first.
+func (d Discovery) Versions() ([]string, error) {
+	var versions []cluster.Version
+	for _, n := range d.Nodes {
+		v, err := cluster.ParseVersion(n.Machine.TalosVersion)
+		if err != nil {
+			return nil, fmt.Errorf("node %s: it says that it runs Talos %q", n.Name, n.Machine.TalosVersion)
+		}
+		versions = append(versions, v)
+	}
+	slices.SortFunc(versions, func(a, b cluster.Version) int { return b.Compare(a) })
+	return cluster.Each(slices.Compact(versions), cluster.Version.String), nil
+}
+
+// knowPods marks on all VMs the drives that belong to pods, with one request to Kubernetes; nil: none.
+func (d *Discovery) knowPods(ctx context.Context, kube cluster.VolumeReader) error {
+	if kube == nil {
+		return nil
+	}
+	handles := sync.OnceValues(func() ([]string, error) { return kube.PodVolumes(ctx) })
+	for i := range d.VMs {
+		if err := d.VMs[i].KnowPods(ctx, func(context.Context) ([]string, error) { return handles() }); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Own returns recast's own VMs: the nodes' parking VMs, and those whose record, claim or mark names the cluster.
+func (d Discovery) Own(name string) (own []cluster.VM) {
+	named := func(of string) bool { return of != "" && of == name || d.Cluster != "" && of == d.Cluster }
+	for _, vm := range d.VMs {
+		rec, parking, _ := parking.ReadRecord(vm) // the record of a newer recast is an error, but names its cluster
+		claim, held, _ := claim.Read(vm)
+		if parking && (named(rec.Cluster) || slices.Contains(d.uuids, rec.UUID)) || held && named(claim.Cluster) {
+			own = append(own, vm)
+		}
+	}
+	for _, s := range planning.ScratchVMs(d.VMs, name) {
+		own = append(own, s.VM)
+	}
+	return own
+}
+
+// IsClaim says whether the VM is the claim of a cluster, even an unreadable one.
+func IsClaim(vm cluster.VM) bool {
+	_, held, _ := claim.Read(vm)
+	return held
+}
+
+// addSeeds adds the machines at further addresses. A silent node may answer there. silent are addresses of no known
+// node without an answer: they may move between control planes.
+func addSeeds(ctx context.Context, talos cluster.PartReader, nodes []Discovered, errs []error, addrs, known []netip.Addr) (_ []Discovered, _ []error, silent []netip.Addr) {
+	for _, addr := range addrs {
+		if slices.ContainsFunc(nodes, func(n Discovered) bool { return n.Addr == addr }) || slices.Contains(silent, addr) {
+			continue
+		}
+		m, err := cluster.ReadMachine(ctx, talos, addr)
+		if err != nil || m.Nodename == "" {
+			if !slices.Contains(known, addr) {
+				silent = append(silent, addr)
+			}
+			continue
+		}
+		i := slices.IndexFunc(nodes, func(n Discovered) bool { return n.Name == m.Nodename || m.UUID != "" && n.Machine.UUID == m.UUID })
+		switch {
+		case i < 0:
+			nodes, errs = append(nodes, Discovered{Name: m.Nodename, Addr: addr, Machine: m}), append(errs, nil)
+		case errs[i] != nil:
+			nodes[i].Addr, nodes[i].Machine, errs[i] = addr, m, nil
+		}
+	}
+	return nodes, errs, silent
+}
+
+// allListed refuses if no source lists all nodes: one found in no list means that there may be more.
+func allListed(listed int, others []Discovered, kubernetes bool) error {
+	const fetch = "talosctl kubeconfig FILE writes a kubeconfig, and KUBECONFIG names it"
+	names := cluster.Each(others, func(n Discovered) string { return n.Name })
+	switch {
+	case kubernetes && listed == 0:
+		return fault.WithHint(fault.Refusedf("no node is known: Talos' discovery lists none, and neither does Kubernetes"),
+			"kubectl get nodes has to list them, or talosctl get members (cluster.discovery in the machine configurations). Is KUBECONFIG of another cluster?")
+	case kubernetes:
+		return nil
+	case listed == 0:
+		return fault.WithHint(fault.Refusedf("Talos' discovery lists no machine (is cluster.discovery off?), and Kubernetes is not asked: the nodes are unknown"), "%s", fetch)
+	case len(names) > 0:
+		return fault.WithHint(fault.Refusedf("Talos' discovery does not list %s, and Kubernetes is not asked: the nodes are unknown", strings.Join(names, ", ")), "%s", fetch)
+	}
+	return nil
 }

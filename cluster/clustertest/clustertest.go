@@ -1,3 +1,5 @@
+// Package clustertest has what the tests of cluster and of its rooms share: [InSync] is a machine
+// with the build of [WantedBuild], and [Park] a parking VM.
 package clustertest
 
 import (
@@ -10,13 +12,139 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"testing"
 
 	"github.com/recast-sh/recast/cluster"
-
 	"github.com/recast-sh/recast/cluster/parking"
+	"github.com/recast-sh/recast/internal/fault"
 )
 
-// ErrBroken is the error of the call that fails.
+// The hashes of the old lock and of the present one.
+const (
+	OldHash = "sha256-old"
+	NewHash = "sha256-new"
+)
+
+func Volid(id cluster.VMID, n int) string {
+	return fmt.Sprintf("fast:vm-%d-disk-%d", id, n)
+}
+
+// WantedBuild is what every node of World should run.
+func WantedBuild() cluster.Build {
+	return cluster.Build{
+		ID: "b1", TalosVersion: "v1.13.9", Arch: "amd64", Platform: "nocloud", SchematicID: "id-new", LockHash: NewHash,
+		Extensions: []cluster.LockedExtension{{Name: "iscsi-tools", Version: "v0.2.0", Digest: "sha256:bbbbbbbbbbbbbbbb"}},
+	}
+}
+
+// InSync is a machine that runs WantedBuild.
+func InSync() cluster.Machine {
+	return cluster.Machine{MachineStanding: cluster.MachineStanding{UUID: "u1"}, RunningSystem: cluster.RunningSystem{
+		TalosVersion: "v1.13.9", Arch: "amd64", Platform: "nocloud", SecureBoot: new(false), Schematic: cluster.SchematicEntry{ID: "id-new", YAML: "customization:\n  extraKernelArgs:\n    - recast.lock=" + NewHash + "\n"},
+		Extensions: []cluster.ExtensionEntry{{Name: "iscsi-tools", Version: "v0.2.0"}},
+	}}
+}
+
+// Past knows the extensions of OldHash.
+func Past(hash string) (cluster.LockedContent, bool) {
+	if hash == OldHash {
+		return cluster.LockedContent{Extensions: []cluster.LockedExtension{{Name: "iscsi-tools", Version: "v0.2.0", Digest: "sha256:aaaaaaaaaaaaaaaa"}}}, true
+	}
+	return cluster.LockedContent{}, false
+}
+
+func Message(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
+
+// Parts is what a machine tells who asks for those parts of it; see cluster.PartReader.
+func Parts(m cluster.Machine, parts cluster.MachineParts) cluster.Machine {
+	if parts&cluster.IfReady != 0 && (m.Stage != "running" || !m.Ready) {
+		parts &= cluster.UUIDPart | cluster.StandingPart
+	}
+	told := cluster.Machine{}
+	for part, tell := range map[cluster.MachineParts]func(){
+		cluster.UUIDPart:     func() { told.UUID = m.UUID },
+		cluster.StandingPart: func() { told.Stage, told.Ready, told.Unmet = m.Stage, m.Ready, m.Unmet },
+		cluster.VersionPart:  func() { told.TalosVersion, told.Arch, told.Platform = m.TalosVersion, m.Arch, m.Platform },
+		cluster.NodenamePart: func() { told.Nodename = m.Nodename },
+		cluster.HostnamePart: func() { told.Hostname = m.Hostname },
+		cluster.TypePart:     func() { told.ControlPlane, told.TypeInit = m.ControlPlane, m.TypeInit },
+		cluster.BootIDPart:   func() { told.BootID = m.BootID },
+		cluster.SystemPart: func() {
+			told.SecureBoot, told.BootEntry, told.NextBoot, told.FromISO = m.SecureBoot, m.BootEntry, m.NextBoot, m.FromISO
+			told.Schematic, told.Extensions, told.Cmdline, told.ConfigArgs = m.Schematic, m.Extensions, m.Cmdline, m.ConfigArgs
+		},
+		cluster.DisksPart | cluster.VolumesPart: func() { told.Disks, told.SystemDisk, told.VolumeStatuses = m.Disks, m.SystemDisk, m.VolumeStatuses },
+		cluster.VolumesPart:                     func() { told.Volumes, told.PoolMembers, told.FromImage = m.Volumes, m.PoolMembers, m.FromImage },
+		cluster.ConfigPart | cluster.VisibleConfigPart: func() {
+			told.InstallImage, told.Configs, told.Encryption = m.InstallImage, m.Configs, m.Encryption
+		},
+		cluster.AddressesPart: func() { told.Addresses = m.Addresses },
+	} {
+		if parts&part != 0 {
+			tell()
+		}
+	}
+	return told
+}
+
+// failures are in what ports and waiting say, and in what a step says of where it stands.
+var failures = []string{"no answer", "no volume in", "gave up after", "context canceled", "the line is broken", "said "}
+
+// CheckErr checks that want is in err (between two "=") or in its hints, or that there is no error if want is "". It
+// must be a refusal unless want says that a port or waiting failed, or is about one of others.
+func CheckErr(t *testing.T, err error, want string, others ...string) {
+	t.Helper()
+	if err == nil || want == "" {
+		if err != nil || want != "" {
+			t.Errorf("err = %v, want %q", err, want)
+		}
+		return
+	}
+	if !strings.Contains("="+err.Error()+"=\n"+strings.Join(fault.Hints(err), "\n"), want) {
+		t.Errorf("err = %v, want %q", err, want)
+	}
+	failed := slices.ContainsFunc(slices.Concat(failures, others), func(text string) bool { return strings.Contains(want, text) })
+	if refused := fault.KindOf(err) == fault.Refused; refused == failed {
+		t.Errorf("refused: %t: %v", refused, err)
+	}
+}
+
+// Park is a parking VM of node with kept disks "key run"; each has its drive.
+func Park(id cluster.VMID, host, node string, kept ...string) parking.Parking {
+	p := parking.Parking{
+		VM:     cluster.VM{ID: id, Name: "recast-parking-" + node, Host: host, Config: map[string]string{"protection": "1"}},
+		Record: parking.Record{Cluster: "c1", Node: node, VMID: 101, UUID: "u-" + node, Strategy: cluster.Recreate, Stage: parking.StageServes},
+	}
+	for i, k := range kept {
+		key, run, _ := strings.Cut(k, " ")
+		nth, _ := strconv.Atoi(strings.TrimPrefix(run, "r")) // 0 if run has no number
+		p.Record.Kept = append(p.Record.Kept, parking.KeptDisk{Key: key, Run: run, Nth: nth, Slot: "scsi0", Options: "serial=s" + run + ",size=10G", Talos: "v1.13.8"})
+		p.VM.Config[key] = fmt.Sprintf("fast:vm-%d-disk-%d,backup=0,serial=s%s,size=10G", id, i, run)
+	}
+	return p
+}
+
+// Described is the parking VM with its record in the description.
+func Described(t *testing.T, p parking.Parking) cluster.VM {
+	t.Helper()
+	description, err := p.Record.Description()
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.VM.Config = maps.Clone(p.VM.Config)
+	p.VM.Config["description"] = description
+	return p.VM
+}
+
+func ParkWK1(kept ...string) parking.Parking { return Park(9900, "pve1", "wk1", kept...) }
+
+func Edited(p parking.Parking, edit func(*parking.Parking)) parking.Parking { edit(&p); return p }
+
 var ErrBroken = errors.New("the line is broken")
 
 // Calls records the calls to some fakes; one of them can fail. Calls may be made at the same time.
@@ -29,8 +157,7 @@ type Calls struct {
 	At     func()           // called before each; nil: nothing
 }
 
-// Which is a call by its name and its number among those of that name, from 1: calls that are made
-// at the same time have no order.
+// Which is a call by its name and number of those, from 1: calls at the same time have no order.
 type Which struct {
 	Name string
 	Nth  int
@@ -46,7 +173,6 @@ func (c *Calls) Which(at int) (w Which) {
 	return w
 }
 
-// Call records a call and returns its error.
 func (c *Calls) Call(name string) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -104,7 +230,6 @@ func (h *hosts) FreeMemory(context.Context, string) (int64, error) {
 	return h.Memory, h.calls.Call("FreeMemory")
 }
 
-// NewProxmox has these VMs and every volume that they name.
 func NewProxmox(vms ...cluster.VM) *Proxmox {
 	calls := &Calls{}
 	p := &Proxmox{Calls: calls, hosts: hosts{calls: calls, Against: cluster.Migration{Allowed: true}}, Guests: map[cluster.VMID]cluster.VM{}, Firewalls: map[cluster.VMID]cluster.FirewallConfig{}}
@@ -168,8 +293,7 @@ func (p *Proxmox) VMConfig(ctx context.Context, id cluster.VMID) (cluster.VM, er
 	return vm, err
 }
 
-func (p *Proxmox) VMs(context.Context) ([]cluster.VM, error) {
-	var vms []cluster.VM
+func (p *Proxmox) VMs(context.Context) (vms []cluster.VM, err error) {
 	for _, id := range slices.Sorted(maps.Keys(p.Guests)) {
 		vm := p.Guests[id]
 		vm.Running = vm.Running || id == p.ListedOn
@@ -249,7 +373,6 @@ func importInto(id cluster.VMID, config map[string]string, size string) {
 	}
 }
 
-// imported is a disk that is to be made from a disk image.
 var imported = regexp.MustCompile(`^([^:]+):0,import-from=[^,]*((?:,.*)?)$`)
 
 func (p *Proxmox) CreateVM(_ context.Context, host string, id cluster.VMID, config map[string]string) error {
@@ -294,7 +417,6 @@ func (p *Proxmox) MoveDisk(_ context.Context, vm cluster.VM, key string, to clus
 	return nil
 }
 
-// Migrate moves the VM at once.
 func (p *Proxmox) Migrate(_ context.Context, vm cluster.VM, to string) error {
 	if err := p.do("Migrate", vm, "migrate %d to %s", vm.ID, to); err != nil {
 		return err

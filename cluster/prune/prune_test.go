@@ -128,10 +128,7 @@ type judgeCase struct {
 
 func checkJudged(t *testing.T, tc judgeCase) {
 	t.Helper()
-	var vms []cluster.VM
-	for _, p := range tc.parkings {
-		vms = append(vms, clustertest.Described(t, p))
-	}
+	vms := cluster.Each(tc.parkings, func(p parking.Parking) cluster.VM { return clustertest.Described(t, p) })
 	vms = append(vms, tc.others...)
 	keep := max(0, map[int]int{0: 1}[tc.keep]+tc.keep)
 	kept, parks := JudgeParked(vms, append(parking.UsesOf(vms), tc.uses...), Retention{Cluster: "c1", Nodes: []string{"wk1"}, Keep: keep, Holders: tc.holders, Except: 9999})
@@ -201,10 +198,7 @@ func TestParkingVMCreatedLate(t *testing.T) {
 	}, func(t *testing.T, c row) {
 		vms := []cluster.VM{clustertest.Described(t, c.other), clustertest.Described(t, c.late)}
 		found, err := parking.Parkings(vms, "c1")
-		var got []cluster.VMID
-		for _, p := range found {
-			got = append(got, p.VM.ID)
-		}
+		got := cluster.Each(found, func(p parking.Parking) cluster.VMID { return p.VM.ID })
 		slices.Sort(got)
 		must.Do(t, err)
 		must.Equal(t, "parking VMs", c.want, got)

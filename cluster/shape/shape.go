@@ -5,6 +5,7 @@ package shape
 import (
 	"cmp"
 	"context"
+	"crypto/sha256"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -38,7 +39,6 @@ type Difference struct {
 	grows   bool   // the size of a disk, which has a request of its own
 }
 
-// String is "memory: 4096 → 8192".
 func (d Difference) String() string {
 	return fmt.Sprintf("%s: %s → %s", d.Key, cmp.Or(d.Found, "none"), d.Wanted)
 }
@@ -49,7 +49,6 @@ func (d Difference) InConfig() bool { return d.setting != "" }
 // Differences are those of one VM.
 type Differences []Difference
 
-// At returns the differences that are put right at that time.
 func (ds Differences) At(w When) Differences {
 	return slices.DeleteFunc(slices.Clone(ds), func(d Difference) bool { return d.When != w })
 }
@@ -62,8 +61,7 @@ func (ds Differences) NewDisks() bool {
 }
 
 // Changed lists the settings of the VM's configuration that differ, by Proxmox' key.
-func (ds Differences) Changed() []string {
-	var keys []string
+func (ds Differences) Changed() (keys []string) {
 	for _, d := range ds {
 		if d.setting != "" && !slices.Contains(keys, d.setting) {
 			keys = append(keys, d.setting)
@@ -72,7 +70,6 @@ func (ds Differences) Changed() []string {
 	return keys
 }
 
-// String lists the differences.
 func (ds Differences) String() string {
 	return strings.Join(cluster.Each(ds, Difference.String), ", ")
 }
@@ -174,11 +171,9 @@ func normal(key, value string) string {
 	return value
 }
 
-// cardModels are the models of network cards. The option with the card's MAC is named after the model:
-// "virtio=BC:24:…".
+// cardModels are models of network cards. The option with the MAC is named after the model: "virtio=BC:24:…".
 var cardModels = []string{"e1000", "e1000-82540em", "e1000-82544gc", "e1000-82545em", "e1000e", "i82551", "i82557b", "i82559er", "ne2k_isa", "ne2k_pci", "pcnet", "rtl8139", "virtio", "vmxnet3"}
 
-// split returns a device's options by name, and their names in order.
 func split(key, value string) (of map[string]string, order []string) {
 	of = map[string]string{}
 	set := func(name, value string) {
@@ -260,8 +255,7 @@ func (c *comparison) device(key, wanted string) {
 	}
 }
 
-// storedAtOnce are the options of a drive that concern only Proxmox itself, not the device
-// (PVE/QemuServer.pm, vmconfig_update_disk).
+// storedAtOnce are a drive's options that concern only Proxmox (PVE/QemuServer.pm, vmconfig_update_disk).
 var storedAtOnce = []string{"backup", "replicate"}
 
 // disk compares one disk. A missing one is added.
@@ -301,7 +295,7 @@ func (c *comparison) disk(d cluster.ShapeDisk) error {
 	}
 	for _, o := range d.Options {
 		name, wanted, _ := strings.Cut(o, "=")
-		if slices.Contains(cluster.DriveOptions(have.Options), cluster.DriveOptions([]string{o})[0]) || have.Option(name) == "" && offByDefault(name) == wanted {
+		if slices.Contains(cluster.DriveOptions(have.Options), cluster.DriveOptions([]string{o})[0]) || have.Option(name) == "" && offByDefault[name] == wanted {
 			continue
 		}
 		diff := Difference{Key: d.Key + " " + name, Found: have.Option(name), Wanted: wanted, When: Off, setting: d.Key, option: name}
@@ -316,14 +310,12 @@ func (c *comparison) disk(d cluster.ShapeDisk) error {
 	return nil
 }
 
-// offByDefault returns the value that Proxmox takes for a missing option of a drive ($drivedesc_base in
-// PVE/QemuServer/Drive.pm).
-func offByDefault(name string) string {
-	return map[string]string{"backup": "1", "replicate": "1", "iothread": "0", "ssd": "0", "discard": "ignore"}[name]
-}
+// offByDefault has the values of missing options of a drive ($drivedesc_base in PVE/QemuServer/Drive.pm).
+var offByDefault = map[string]string{"backup": "1", "replicate": "1", "iothread": "0", "ssd": "0", "discard": "ignore"}
 
 func (c *comparison) newDisk(d cluster.ShapeDisk) Difference {
-	diff := Difference{Key: d.Key, Wanted: Allocation(d), When: Off, setting: d.Key}
+	allocates := cluster.Disk{Volid: fmt.Sprintf("%s:%d", d.Storage, d.SizeGiB), Options: d.Options}
+	diff := Difference{Key: d.Key, Wanted: allocates.Value(), When: Off, setting: d.Key}
 	switch {
 	case d.Storage == "" || d.SizeGiB == 0:
 		diff.When, diff.Wanted, diff.Why = Never, "a disk", "there is no such disk, and to make it takes its storage and its size"
@@ -333,13 +325,7 @@ func (c *comparison) newDisk(d cluster.ShapeDisk) Difference {
 	return diff
 }
 
-// Allocation returns the value of a drive with which Proxmox allocates a new disk.
-func Allocation(d cluster.ShapeDisk) string {
-	return cluster.Disk{Volid: fmt.Sprintf("%s:%d", d.Storage, d.SizeGiB), Options: d.Options}.Value()
-}
-
-// noticesSize says whether a running guest sees a new or grown disk in that slot. Proxmox plugs no disks into IDE and
-// SATA.
+// noticesSize: a running guest sees a new or grown disk in that slot. Proxmox plugs none into IDE and SATA.
 func noticesSize(key string) bool {
 	return strings.HasPrefix(key, "scsi") || strings.HasPrefix(key, "virtio")
 }
@@ -387,7 +373,6 @@ func byHand(vm cluster.VM, to string) string {
 	return fmt.Sprintf("on %s: %s", vm.Host, cluster.MigrateCommand(vm, to))
 }
 
-// Moves returns the host to which the VM is migrated at that time; "" if to none.
 func (ds Differences) Moves(w When) string {
 	d, _ := cluster.Find(ds.At(w), func(d Difference) bool { return d.Key == hostKey })
 	return d.Wanted
@@ -467,8 +452,7 @@ func RequireMigratable(ctx context.Context, px mover, vm cluster.VM, to string, 
 	return nil
 }
 
-// localVolumes lists the volumes that only the VM's host has, according to Proxmox or its storages. An unused disk
-// and the medium of a drive count, too.
+// localVolumes lists the volumes that only the VM's host has, unused disks and media of drives included.
 func localVolumes(vm cluster.VM, m cluster.Migration, storages []cluster.Storage) []string {
 	local := slices.Clone(m.LocalDisks)
 	for _, key := range slices.SortedFunc(maps.Keys(vm.Config), cluster.CompareKeys) {
@@ -484,4 +468,295 @@ func localVolumes(vm cluster.VM, m cluster.Migration, storages []cluster.Storage
 		}
 	}
 	return local
+}
+
+type changer interface {
+	cluster.Editor
+	cluster.HA
+	cluster.TieReader
+	cluster.VMReader
+}
+
+// Running is the VM of a node that stays up during the change.
+type Running struct {
+	Proxmox changer
+	VMID    cluster.VMID
+	Shape   cluster.Shape
+	Machine func(ctx context.Context) (cluster.Machine, error) // reads the node's machine
+}
+
+func (r Running) Now(ctx context.Context) (vm cluster.VM, ds Differences, err error) {
+	if vm, err = r.Proxmox.VM(ctx, r.VMID); err != nil {
+		return vm, nil, fmt.Errorf("look up VM %d: %w", r.VMID, err)
+	}
+	if r.Shape.Pool != "" {
+		if vm.Pool, err = r.Proxmox.Pool(ctx, r.VMID); err != nil {
+			return vm, nil, err
+		}
+	}
+	ds, err = Read(ctx, r.Proxmox, vm, r.Shape)
+	return vm, ds, err
+}
+
+// Read is Compare with what Proxmox HA has of the VM, if its shape says something about that.
+func Read(ctx context.Context, px cluster.TieReader, vm cluster.VM, s cluster.Shape) (ds Differences, err error) {
+	var ha *cluster.HAResource
+	if s.HA != nil {
+		if ha, err = px.HAResource(ctx, vm.ID); err != nil {
+			return nil, fmt.Errorf("read what Proxmox HA has of %s: %w", vm, err)
+		}
+	}
+	return Compare(vm, ha, s)
+}
+
+// Lacks names the live differences that are left, or else a disk of the shape that the machine does not see, or sees
+// smaller than Proxmox has it; "" if there is none. It skips a disk that can't be told apart.
+func (r Running) Lacks(ctx context.Context) (string, error) {
+	vm, ds, err := r.Now(ctx)
+	if live := ds.At(Live); err != nil || len(live) > 0 {
+		return "not as wanted: " + live.String(), err
+	}
+	m, err := r.Machine(ctx)
+	if err != nil {
+		return "", fmt.Errorf("read the machine of %s: %w", vm, err)
+	}
+	drives, err := vm.Bootable()
+	if err != nil {
+		return "", err
+	}
+	for _, d := range r.Shape.Disks {
+		drive, there := cluster.FindDrive(drives, d.Key)
+		if !there || d.SizeGiB == 0 {
+			continue
+		}
+		switch on := m.MachineDisks(vm, drives, d.Key); {
+		case len(on) == 0 && len(m.Disks) < len(drives):
+			return "it does not see " + d.Key, nil
+		case len(on) == 1 && on[0].SizeBytes < drive.SizeBytes():
+			return fmt.Sprintf("it sees %s with %s", d.Key, cluster.Size(int64(on[0].SizeBytes))), nil
+		}
+	}
+	return "", nil
+}
+
+// Apply puts the live differences right. say receives each action.
+func (r Running) Apply(ctx context.Context, say func(string)) error {
+	vm, ds, err := r.Now(ctx)
+	if err != nil {
+		return err
+	}
+	ds = ds.At(Live)
+	set, err := Settings(vm, r.Shape, ds)
+	if err != nil {
+		return err
+	}
+	if len(set) > 0 {
+		say("setting " + ds.String())
+		if err := r.Proxmox.SetConfig(ctx, vm, set, nil); err != nil {
+			return fmt.Errorf("set %v of %s: %w", slices.Sorted(maps.Keys(set)), vm, err)
+		}
+	}
+	if err := Grow(ctx, r.Proxmox, r.VMID, ds, say); err != nil {
+		return err
+	}
+	return applyAround(ctx, r.Proxmox, vm, r.Shape, ds, say)
+}
+
+// Settings returns what to set in the VM's configuration, without the growth of disks, which is no setting.
+func Settings(vm cluster.VM, s cluster.Shape, ds Differences) (map[string]string, error) {
+	set := map[string]string{}
+	now := func(key string) string {
+		if value, changed := set[key]; changed {
+			return value
+		}
+		return vm.Config[key]
+	}
+	for _, d := range ds {
+		switch key := d.setting; {
+		case key == "" || d.grows:
+		case key == "description":
+			set[key] = vm.Redescribed(s.Settings[key])
+		case d.option == "":
+			set[key] = d.Wanted
+		case cluster.IsDiskKey(key):
+			drive, err := cluster.ParseDisk(key, now(key))
+			if err != nil {
+				return nil, fmt.Errorf("%s: %w", vm, err)
+			}
+			drive.Options = drive.With(d.option, d.Wanted)
+			set[key] = drive.Value()
+		default:
+			of, order := split(key, now(key))
+			if _, there := of[d.option]; !there {
+				order = append(order, d.option)
+			}
+			of[d.option] = d.Wanted
+			set[key] = joined(key, of, order)
+		}
+	}
+	return set, nil
+}
+
+func Grow(ctx context.Context, px interface {
+	cluster.Editor
+	cluster.VMReader
+}, id cluster.VMID, ds Differences, say func(string),
+) error {
+	for _, d := range ds {
+		if !d.grows {
+			continue
+		}
+		vm, err := px.VM(ctx, id)
+		if err != nil {
+			return fmt.Errorf("look up VM %d: %w", id, err)
+		}
+		say("growing " + d.setting + " from " + d.Found + " to " + d.Wanted)
+		if err := px.GrowDisk(ctx, vm, d.setting, d.Wanted); err != nil {
+			return fmt.Errorf("grow %s of %s to %s: %w", d.setting, vm, d.Wanted, err)
+		}
+	}
+	return nil
+}
+
+// ignored is the state of a resource that Proxmox HA does not touch.
+const ignored = "ignored"
+
+// applyAround puts right what Proxmox keeps outside of the VM's configuration.
+func applyAround(ctx context.Context, px changer, vm cluster.VM, s cluster.Shape, ds Differences, say func(string)) error {
+	has := func(prefix string) bool {
+		return slices.ContainsFunc(ds, func(d Difference) bool {
+			return d.setting == "" && strings.HasPrefix(d.Key, prefix)
+		})
+	}
+	if has("pool") {
+		say("putting the VM into pool " + s.Pool)
+		if err := px.SetPool(ctx, vm.ID, s.Pool); err != nil {
+			return fmt.Errorf("put %s into pool %s: %w", vm, s.Pool, err)
+		}
+	}
+	if !has("ha ") {
+		return nil
+	}
+	say("setting what Proxmox HA has of the VM")
+	ha, err := px.HAResource(ctx, vm.ID)
+	if err != nil {
+		return fmt.Errorf("read what Proxmox HA has of %s: %w", vm, err)
+	}
+	want := cluster.HAResource{VMID: vm.ID, State: "started", Settings: map[string]string{}}
+	if ha != nil {
+		if ha.State != ignored {
+			want.State = ha.State
+		}
+		maps.Copy(want.Settings, ha.Settings)
+	}
+	for key, value := range s.HA {
+		if key == "state" {
+			want.State = value
+			continue
+		}
+		want.Settings[key] = value
+	}
+	if ha == nil { // the request may be carried out late, when the VM must be off; it must not start the VM then
+		first := want
+		first.State = ignored
+		if err := px.AddHA(ctx, first); err != nil {
+			return fmt.Errorf("put %s under Proxmox HA: %w", vm, err)
+		}
+	}
+	return fault.Prefix("change what Proxmox HA has of "+vm.String(), px.SetHA(ctx, want))
+}
+
+// cloudInit says whether a cloud-init drive gives the setting to the machine (PVE/QemuServer.pm, $confdesc_cloudinit).
+// They don't wait for the VM to be off (fast-plug in vmconfig_hotplug_pending): each start makes the drive again.
+func cloudInit(key string) bool {
+	return cluster.NumberedBus(key) == "ipconfig" ||
+		slices.Contains([]string{"cicustom", "cipassword", "citype", "ciupgrade", "ciuser", "nameserver", "searchdomain", "sshkeys"}, key)
+}
+
+func givesAddress(value string, addr netip.Addr) bool {
+	for o := range strings.SplitSeq(value, ",") {
+		_, of, _ := strings.Cut(o, "=")
+		if prefix, err := netip.ParsePrefix(of); err == nil && prefix.Addr() == addr {
+			return true
+		}
+	}
+	return false
+}
+
+// addresses returns a value of ipconfigN with sorted options, and with its addresses as they are usually written.
+func addresses(value string) string {
+	var options []string
+	for o := range strings.SplitSeq(value, ",") {
+		name, of, _ := strings.Cut(strings.TrimSpace(o), "=")
+		if prefix, err := netip.ParsePrefix(of); err == nil {
+			of = prefix.String()
+		} else if addr, err := netip.ParseAddr(of); err == nil {
+			of = addr.String()
+		}
+		options = append(options, name+"="+of)
+	}
+	slices.Sort(options)
+	return strings.Join(options, ",")
+}
+
+// Lacks lists what else a node's shape has to say before a VM can be made from it.
+func Lacks(w cluster.Wanted) (out []string) {
+	lacks := func(what string, is bool) {
+		if is {
+			out = append(out, what)
+		}
+	}
+	_, hasSystem := system(w)
+	lacks("nodes[].host", w.Shape.Host == "")
+	lacks("memory", w.Shape.Settings["memory"] == "")
+	lacks("nics with a bridge", !strings.Contains(w.Shape.Devices["net0"], "bridge="))
+	lacks("a disk with system: true, storage and size", !hasSystem || w.SystemGiB == 0)
+	lacks("nodes[].address, or ipconfig", !w.Addr.IsValid())
+	lacks("cloudinit, which ipconfig needs", w.Shape.Settings["ipconfig0"] != "" && w.Shape.CloudInit == "")
+	for _, d := range w.Shape.Disks {
+		lacks(fmt.Sprintf("storage and size of disk %s", d.Key), d.Key != w.SystemDisk && (d.Storage == "" || d.SizeGiB == 0))
+	}
+	return out
+}
+
+func system(w cluster.Wanted) (cluster.ShapeDisk, bool) {
+	return cluster.Find(w.Shape.Disks, func(d cluster.ShapeDisk) bool {
+		return d.Key == w.SystemDisk && d.Storage != ""
+	})
+}
+
+// Defaults of a new VM, as Talos needs them.
+var newVM = map[string]string{"ostype": "l26", "scsihw": "virtio-scsi-single", "cpu": "host", "cores": "2"}
+
+// New returns a node's VM as made, for a w that lacks nothing. Disks besides the system's are added before its start.
+func New(w cluster.Wanted, id cluster.VMID, uuid string) cluster.VM {
+	vm := cluster.VM{ID: id, Name: w.Name, Host: w.Shape.Host, Pool: w.Shape.Pool, Config: maps.Clone(newVM)}
+	maps.Copy(vm.Config, w.Shape.Settings)
+	vm.Config["name"], vm.Config["smbios1"] = w.Name, "uuid="+uuid
+	for key, wanted := range w.Shape.Devices {
+		vm.Config[key] = newDevice(key, wanted)
+	}
+	if w.Shape.CloudInit != "" {
+		vm.Config["ide0"] = w.Shape.CloudInit + ":cloudinit,media=cdrom"
+	}
+	if disk, found := system(w); found {
+		options := append(slices.Clone(disk.Options), fmt.Sprintf("size=%dG", w.SystemGiB))
+		vm.Config[disk.Key] = cluster.Disk{Volid: fmt.Sprintf("%s:vm-%d-disk-0", disk.Storage, id), Options: options}.Value()
+	}
+	return vm
+}
+
+// Firmware returns the disk for the UEFI variables of a new VM; none if the VM has a BIOS.
+func Firmware(vm cluster.VM, storage string) map[string]string {
+	if vm.Config["bios"] != "ovmf" {
+		return nil
+	}
+	return map[string]string{"efidisk0": storage + ":1,efitype=4m,pre-enrolled-keys=0"}
+}
+
+// UUID returns the UUID of a new VM (RFC 9562, version 8). It is the same each time that a run asks for it.
+func UUID(run, node string) string {
+	b := sha256.Sum256([]byte("uuid/" + run + "/" + node))
+	b[6], b[8] = b[6]&0x0f|0x80, b[8]&0x3f|0x80
+	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:16])
 }
