@@ -1,15 +1,30 @@
+// Package roll carries out a plan. The main type is [Roller]: [Roller.Steps] derives the step tree of a plan, and
+// node.life has the order of the steps of a node. The bodies of the steps are in a file for each topic (take-down,
+// bring-up, health, …). What must hold before a node is touched is [rolling.Node.CheckGate].
+//
+// [Rehearser] first tries out what nodes will boot: on each host, for each kind of firmware, a scratch VM made like
+// the nodes' boots the ISO, or a disk made from the disk image, to maintenance mode, is compared with the build, and
+// is deleted; [ScratchPruner] deletes what a killed run has left. [HookCall] runs the user's commands at a point of a
+// run. Before a node goes, and after it is back, the volumes that storage systems keep on several nodes are waited
+// for (health.go).
 package roll
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
+	"strings"
+	"time"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/etcd"
+	"github.com/recast-sh/recast/cluster/exchange"
+	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/rolling"
+	"github.com/recast-sh/recast/cluster/shape"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/internal/words"
@@ -102,4 +117,547 @@ func DrawnSteps(p planning.Plan, n planning.NodePlan, t cluster.Timing) ([]step.
 	of := r.planned(p, n, n.Phase)
 	of.record.drawn = drawn
 	return slices.Concat(of.pullSteps(), of.life()), nil
+}
+
+// life lists everything that happens to a node, in order; a step that does not apply is left out. Rehearsals and a
+// snapshot of etcd come before the first node (Roller.Steps), the user's hooks around each batch
+// (hookRunner.AroundBatch). Every Skip asks the world whether its step is done, so an interrupted roll resumes by
+// running the same list again. What must hold before anything is touched is in rolling (Node.look).
+func (n *node) life() []step.Step {
+	p, s := n.Plan, n.Plan.Strategy
+	isNew, removes, upgrades := s.From() == cluster.Nowhere, s.VM() == cluster.VMGone, s.Upgrades()
+	onlyDisk, broken := removes && p.Found.Absent != nil, p.Rebuild != "" // an earlier removal left a disk; the cluster is rebuilt
+	u, c, v, stops := &inPlace{node: n}, newApplyConfig(n), n.asStopped(), n.stopsVM()
+	gets := s.KeepsVM() && !upgrades // a configuration, and nothing else
+	// A resumed node gets only the steps that make it serve: what it runs is checked when it answers.
+	begins, ends := gets && !p.Resume && c.reboots, gets && (p.Resume || c.reboots)
+	return slices.Concat(
+		n.userGates.Before(),
+		n.healing.Before(),
+		n.served.Before(),
+		n.hooksBefore(),
+		n.RepeatingAll("", slices.Concat(
+			when(isNew && broken && !p.Bootstraps, forgetGone(n.Node)),
+			when(!onlyDisk, n.gateStep()),
+			when(!removes && s.From() != cluster.Halfway, n.serving.Steps()...), // migrate, reshape-live
+			when(s.From() == cluster.Halfway, n.putBack()),
+			when(s.From() == cluster.Blank, step.Step{
+				ID: "configure", Code: fault.NoBoot, Title: "give " + p.Node + " its machine configuration",
+				Risk: step.Disruptive, Skip: n.configured, Do: n.configureReset,
+			}),
+			when(s.From() == cluster.Blank, n.waitStep(fault.NoJoin, n.serves, n.waitReset)),
+			when(upgrades, u.upgrade()),
+			when(upgrades, n.waitStep(fault.UpgradeStuck, u.bootHealthy, u.waitBootHealthy)),
+			when(upgrades, u.fallback()),
+			when(upgrades && p.WithConfig, c.afterUpgrade()),
+			when(upgrades, u.finish()),
+			when(gets && !p.Resume && !c.reboots, c.tryStep()),
+			when(begins, step.Step{ID: "remember", Title: "keep the old machine configuration at hand", Do: c.rememberOld}),
+			when(begins, n.drainStep(c.drainMarked)),
+			when(begins, c.stageStep()),
+			when(begins, c.rebootStep(c.reboot)),
+			when(ends, n.waitStep(fault.NoJoin, n.serves, c.waitServes)),
+			when(ends && !stops, n.uncordonStep(n.config.thenForget(n.uncordon))),
+			when(isNew, n.rememberStep("note what is to be made", n.openNew)),
+			when(stops, v.takeDown()),
+			when(stops && !removes || isNew, v.bringUp()),
+			when(isNew && n.Want.Shape.HA != nil, n.serving.Reshape()),
+			when(removes && !onlyDisk && !broken, n.deleteNodeStep()),
+			when(removes && !onlyDisk, step.Step{ID: "keep", Title: "keep its disks parked", Skip: n.kept, Do: n.keepDisks}),
+			when(onlyDisk || removes && n.Want.Surge && !broken, n.FreeRemoved()),
+		)),
+		n.hooksAfter(),
+		n.healing.After(),
+		n.served.After(),
+		n.userGates.After(),
+	)
+}
+
+// goal returns why there is nothing to do; "": there is.
+type goal = func(context.Context) (string, error)
+
+// when returns the steps if they apply.
+func when(applies bool, steps ...step.Step) []step.Step {
+	if !applies {
+		return nil
+	}
+	return steps
+}
+
+// takeDown takes a node down and moves its disks to safety. After prepare-disk and stop its VM is off; unprotect,
+// park and delete-vm follow. What must hold before the VM is deleted is in exchange.Replace.deleteSame.
+func (n *node) takeDown() step.Step {
+	down := n.record.source().TakeDown(
+		n.rememberStep("remember what the node must get back", n.remember),
+		step.OnlyIf(n.Plan.Rebuild == "", n.drainStep(n.drain)),
+		step.OnlyIf(n.etcd.leaves(), n.etcd.leaveStep()),
+		n.stopStep(n.stoppedFor),
+	)
+	down.Skip = n.takenDown
+	return down
+}
+
+// bringUp brings a node up, with its system disk, in its new or kept VM. After renew-disk and attach, the VM has
+// all its disks.
+func (n *node) bringUp() step.Step {
+	p, s, x := n.Plan, n.Plan.Strategy, n.record.source()
+	keeps, first := s.System() == cluster.SystemKept, p.Bootstraps
+	return x.BringUp(
+		n.newSystem(),
+		step.OnlyIf(s.Reshapes() && (p.Resume || p.VM.Moves(shape.Off) != ""), x.Migrate(!p.Resume)),
+		step.OnlyIf(!keeps && !n.Want.Shape.IsEmpty(), x.Reshape()),
+		n.startStep(),
+		step.OnlyIf(keeps, n.bootEntryStep(func(parking.Memory) string { return p.Restore.Entry })),
+		step.OnlyIf(s.Installs(), step.Step{
+			ID: "configure", Code: fault.NoBoot, Title: "check the blank machine and configure it", Risk: step.Destructive,
+			Skip: n.configured, Do: n.configureBlank,
+		}),
+		step.OnlyIf(first, beginEtcd(n.Node, n.roller.Files, n.roller.Rebuild)),
+		n.waitStep(fault.NoJoin, n.healthy, n.waitHealthy),
+		step.OnlyIf(first && p.Rebuild != "", n.restartKubelets()),
+		x.Finish(n.givesBack(), n.frees()...), // eject, restore-settings, restore-ha, givesBack, keep, frees
+	)
+}
+
+// givesBack lists the steps that give the node back what was taken away from it.
+func (n *node) givesBack() []step.Step {
+	restore := step.Step{ID: "restore-node", Title: "restore labels and taints", Do: n.restoreMetadata}
+	return []step.Step{restore, rolling.NoteEntry(n.Node), n.uncordonStep(n.uncordon)}
+}
+
+// putBack cancels an unfinished replacement: every disk goes back to where it was, also the old system disk, and
+// the node runs its old system again. This needs no secrets, so it works from any machine.
+func (n *node) putBack() step.Step {
+	stop := func(r *exchange.Replace) []step.Step {
+		return []step.Step{
+			{
+				ID: "leave-etcd", Title: "take the replacement out of etcd",
+				Do: func(ctx context.Context) error { return n.leaveAsReplacement(ctx, r) },
+			},
+			{
+				ID: "stop", Title: fmt.Sprintf("stop VM %d", n.Plan.VMID), Risk: step.Disruptive,
+				Skip: func(ctx context.Context) (string, error) { return n.standsStill(ctx, r) },
+				Do:   func(ctx context.Context) error { return n.stopReplacement(ctx, r) },
+			},
+		}
+	}
+	start := []step.Step{n.startStep(), n.bootEntryStep(func(mem parking.Memory) string { return mem.Old.Entry }), n.waitStep(fault.NoJoin, n.healthy, n.waitHealthy)}
+	return n.record.source().PutBack(stop, start, n.givesBack())
+}
+
+// upgrade installs another system beside the running one, on the node's own disk, and boots it. The mark on the
+// Node tells one boot from the next, and so a silent rollback from a slow reboot: it is set before anything is
+// touched, and removed last.
+func (n *inPlace) upgrade() step.Step {
+	return step.Step{
+		ID: "upgrade", Title: "upgrade " + n.Plan.Node + " in place", Risk: step.Disruptive, Skip: n.runsWanted,
+		Steps: step.List(
+			step.Step{ID: "remember", Title: "keep the machine configuration at hand", Do: n.keepWayBack},
+			n.drainStep(n.drainMarked),
+			step.Step{
+				ID: "install", Code: fault.UpgradeStuck, Title: "install the new system beside the running one",
+				Risk: step.Disruptive, Skip: n.installed, Do: n.install,
+			},
+			step.Step{ID: "reboot", Code: fault.UpgradeStuck, Title: "boot it", Risk: step.Disruptive, Skip: n.runsWanted, Do: n.reboot},
+		),
+	}
+}
+
+// finish ends an upgrade in place. A node whose VM is still to be stopped stays drained.
+func (n *inPlace) finish() step.Step {
+	steps := []step.Step{
+		exchange.EjectStep(n.Proxmox, n.Plan.VMID),
+		{ID: "set-installer", Title: "set the installer in the machine configuration", Skip: n.installerSet, Do: n.setInstaller},
+		step.OnlyIf(!n.stopsForShape(), n.uncordonStep(n.config.thenForget(n.uncordon))),
+	}
+	steps = append(steps, n.FreeSteps("finish")...)
+	return step.Step{ID: "finish", Title: "take pods again", Steps: step.List(steps...)}
+}
+
+// fallback reimages a node that did not come back from its upgrade, and then fails: the node serves
+// again, but not with the wanted build.
+func (n *inPlace) fallback() step.Step {
+	return step.Step{
+		ID: "fallback", Title: "install the build that it had on a blank system disk", Risk: step.Destructive,
+		Skip: n.cameBack,
+		Steps: func(context.Context) ([]step.Step, error) {
+			f := n.roller.node(*n.AsReimage())
+			return []step.Step{
+				{ID: "gate", Title: "check that it can be reimaged", Do: f.CheckGate},
+				f.rememberStep("open the record of the reimage", f.openRemembered),
+				f.stopStep(f.stopped),
+				f.record.source().Park(),
+				f.bringUp(),
+				{ID: "report", Title: "note that the build does not boot here", Do: n.report},
+			}, nil
+		},
+	}
+}
+
+// afterUpgrade gives a node that was upgraded in place, and is still drained, its configuration in the same outage.
+func (n *applyConfig) afterUpgrade() step.Step {
+	return step.Step{
+		ID: "configure", Title: "give " + n.Plan.Node + " its machine configuration", Risk: step.Disruptive,
+		Skip: n.alreadyRuns, Steps: step.List(
+			step.OnlyIf(!n.reboots, n.tryStep()),
+			step.OnlyIf(n.reboots, n.stageStep()),
+			step.OnlyIf(n.reboots, n.rebootStep(n.markAndReboot)),
+			step.OnlyIf(n.reboots, n.waitStep(fault.NoJoin, nil, n.waitServes)),
+		),
+	}
+}
+
+// gateStep is the last check whether the node may be taken out.
+func (n *node) gateStep() step.Step {
+	title := "check that it is safe to take " + n.Plan.Node + " out"
+	if n.Plan.Strategy.From() == cluster.Nowhere {
+		title = "check that it is safe to make " + n.Plan.Node
+	}
+	return step.Step{ID: "gate", Code: fault.GateClosed, Title: title, Do: n.CheckGate}
+}
+
+func (n *node) stopsForShape() bool { return len(n.Plan.VM.At(shape.Off)) > 0 }
+
+// stopsVM says whether the node's present VM is taken down. Put-back stops a VM by a step of its own.
+func (n *node) stopsVM() bool {
+	switch s := n.Plan.Strategy; {
+	case s.Reshapes():
+		return n.Plan.Resume || n.stopsForShape()
+	case s.KeepsVM():
+		return n.stopsForShape()
+	case s.VM() == cluster.VMGone:
+		return n.Plan.Found.Absent == nil
+	default:
+		return s.VM() == cluster.VMAgain || s.VM() == cluster.VMOff
+	}
+}
+
+// asStopped returns the node as it is when its VM is stopped. A node that keeps its VM then has its new image or
+// configuration, is still drained, and gets its VM another shape in the same outage.
+func (n *node) asStopped() *node {
+	if !n.Plan.Strategy.KeepsVM() {
+		return n
+	}
+	as := *n.Node
+	as.Plan.Strategy, as.Plan.EtcdKept = cluster.Reshape, true
+	of := n.roller.node(as)
+	of.record.drawn = n.record.drawn
+	return of
+}
+
+// node is one node in a roll (DESIGN §9): what the plan says about it, and what only this process knows. Its steps
+// are in order in life.
+type node struct {
+	*rolling.Node
+	roller *Roller
+	hooks  cluster.Hooks
+
+	record    *record           // the record on the parking VM, and the exchange that it describes
+	etcd      *etcdMember       // membership of a control plane in etcd
+	config    savedConfig       // its machine configuration
+	userGates rolling.UserGates // the user's gates
+	healing   healing           // volumes of which other nodes have copies
+	served    served            // volumes of servers that may know the node by name
+	serving   serving           // the VM while the node serves
+
+	pulled    bool      // it was told to fetch the installer
+	answered  bool      // with the cluster's certificates, since it was replaced
+	renewed   bool      // it got another blank system disk after an interrupted installation
+	settledAt time.Time // when it had been healthy for the settling time; zero: not yet
+}
+
+// planned returns node n of p, in one of the phases of p.
+func (r *Roller) planned(p planning.Plan, n planning.NodePlan, phase planning.Phase) *node {
+	n.ControlPlanes, n.Heed = p.ControlPlanes, p.Heed
+	of := r.node(rolling.Node{Plan: n, Want: n.Wanted, Path: planning.StepPath(phase, n.Node)})
+	of.userGates.Gates, of.hooks = p.Gates, p.Hooks
+	return of
+}
+
+// node returns a node of this roll.
+func (r *Roller) node(h rolling.Node) *node {
+	h.Roll = r.Roll
+	n := &node{Node: &h, roller: r, config: savedConfig{Node: &h, files: r.MachineConfig}}
+	n.record = &record{Node: &h, roller: r, asks: n.RequireNoLossOff, forget: n.config.forget}
+	n.etcd = &etcdMember{Node: &h, record: n.record, files: r.Files, backOut: n.backOut}
+	n.userGates = rolling.UserGates{Node: &h, Objects: r.Objects, Commands: r.Commands, LeftOpen: n.batchLeftOpen}
+	n.healing = healing{Node: &h, leaving: &r.leaving, LeftOpen: n.batchLeftOpen}
+	n.served = served{Node: &h, Files: r.Files, LeftOpen: n.batchLeftOpen}
+	n.serving = serving{Node: &h}
+	return n
+}
+
+func (n *node) branch() step.Step {
+	title := fmt.Sprintf("%s %s (VM %d on %s)", n.Plan.Strategy, n.Plan.Node, n.Plan.VMID, n.Plan.Host)
+	if n.Plan.Run != "" {
+		title += ", left unfinished by run " + n.Run
+	}
+	s := step.Step{ID: n.Plan.Node, Title: title, Risk: step.Destructive, Whole: true, Uses: n.Plan.Slots, Ahead: n.RepeatingAll("", n.pullSteps())}
+	s.Skip = n.Repeating("", step.Step{Skip: n.finished}).Skip
+	s.Lacks = n.unfinished
+	s.Steps = func(context.Context) ([]step.Step, error) { return n.life(), nil }
+	if !n.Plan.Strategy.KeepsVM() {
+		s = n.explained(s)
+	}
+	return s
+}
+
+// explained returns s with failures that say where the node's disks are.
+func (n *node) explained(s step.Step) step.Step {
+	return exchange.Explained(s, func(ctx context.Context, err error) error {
+		mem, errMemory := n.Memory(ctx)
+		if errMemory != nil {
+			return err // nothing was started
+		}
+		park, errPark := n.Parking(ctx)
+		rec := park.Record
+		if errPark != nil {
+			// The record can't be read; the memory has the same facts.
+			if rec, errMemory = n.record.opening().Opened(mem, nil); errMemory != nil {
+				return err
+			}
+			park.VM.ID, _ = n.ParkingID(ctx) // 0: not known
+		}
+		if !rec.Open || rec.Run != n.Run {
+			return err
+		}
+		return n.record.of(mem, rec, park.VM.ID).Located(ctx, err)
+	})
+}
+
+// finished is the goal of the whole branch: the node runs what is wanted, and no run has left anything to clean up.
+func (n *node) finished(ctx context.Context) (string, error) {
+	s := n.Plan.Strategy
+	switch {
+	case s.From() == cluster.Blank:
+		return n.serves(ctx)
+	case s.KeepsVM() && !s.Upgrades():
+		return newApplyConfig(n).given(ctx)
+	case s.VM() == cluster.VMGone:
+		return n.removed(ctx)
+	}
+	park, err := n.Parking(ctx)
+	switch {
+	case err != nil && !errors.Is(err, cluster.ErrNotFound):
+		return "", err
+	case err == nil && park.Record.Open:
+		return "", nil
+	case s.Reshapes():
+		return n.reshaped(ctx)
+	case s.System() == cluster.SystemOld:
+		n.Out.Remove(n.Plan.Node)
+		return "its old system disk is back", nil
+	case s.System() == cluster.SystemKept:
+		return n.rolledBackTo(park.Record), nil
+	}
+	ended := n.Out.Has(n.Plan.Node) // false before its steps: it is not out yet
+	if s.From() == cluster.Nowhere && !ended {
+		return "", nil
+	}
+	d, known, err := n.drift(ctx, park, ended)
+	if err != nil || !known || d.Rollable() {
+		return "", err
+	}
+	n.Out.Remove(n.Plan.Node)
+	return fmt.Sprintf("runs %s build %s", n.Want.Build.TalosVersion, words.Short(n.Want.Build.ID)), nil
+}
+
+// unfinished names what keeps the node from being finished.
+func (n *node) unfinished(ctx context.Context) (string, error) {
+	if !n.Plan.Strategy.BringsImage() {
+		return "", nil // its goal is another one, named by the title
+	}
+	park, err := n.Parking(ctx)
+	switch {
+	case err != nil && !errors.Is(err, cluster.ErrNotFound):
+		return "", err
+	case err == nil && park.Record.Open:
+		return fmt.Sprintf("the record on %s is still open", park.VM), nil
+	}
+	d, known, err := n.drift(ctx, park, false)
+	if err != nil || !known {
+		return "its machine does not answer", err
+	}
+	reasons := cluster.Each(d.Reasons, func(r cluster.Reason) string { return r.Text })
+	return strings.Join(reasons, "; "), nil
+}
+
+// drift returns how the node differs from what is wanted now. known is false if its machine does not answer, which
+// is an error once the node has ended.
+func (n *node) drift(ctx context.Context, park parking.Parking, ended bool) (d observe.Drift, known bool, err error) {
+	vm, err := n.Proxmox.VMConfig(ctx, n.Plan.VMID)
+	if err != nil {
+		return d, false, fmt.Errorf("look up VM %d: %w", n.Plan.VMID, err)
+	}
+	m, err := cluster.ReadCompared(ctx, n.Talos, n.Plan.Addr)
+	switch {
+	case err != nil && ended:
+		return d, false, fmt.Errorf("read machine %s: %w", n.Plan.Addr, err)
+	case err != nil || m.ConfigHidden:
+		return d, false, nil //nolint:nilerr // a machine that does not answer is not finished; bring-up says why
+	}
+	k, err := n.Kube.Node(ctx, n.Plan.Node)
+	switch {
+	case err == nil || errors.Is(err, cluster.ErrNotFound):
+	case ended:
+		return d, false, fmt.Errorf("ask Kubernetes for node %s: %w", n.Plan.Node, err)
+	default:
+		return d, false, nil //nolint:nilerr // a single control plane's API is down with it
+	}
+	inKubernetes := err == nil
+	if inKubernetes {
+		m.RunningSystem = k.Corrected(m.RunningSystem, "")
+	}
+	f := observe.Found{Name: n.Want.Name, VM: &vm, Machine: new(m.Machine())}
+	if len(n.Plan.VM) > 0 {
+		if _, f.Shape, err = n.serving.Running().Now(ctx); err != nil {
+			return d, false, err
+		}
+	}
+	if park.VM.ID != 0 {
+		f.Parking = &park
+	}
+	if inKubernetes {
+		f.Node = &k
+	}
+	return observe.Diff(n.Want, f, n.roller.History), true, nil
+}
+
+// rolledBackTo is the goal of a rollback: the kept disk is no longer parked.
+func (n *node) rolledBackTo(rec parking.Record) string {
+	parked := slices.ContainsFunc(rec.Kept, func(k parking.KeptDisk) bool { return k.Key == n.Plan.Restore.Key && k.Run == n.Plan.Restore.Run })
+	if parked {
+		return ""
+	}
+	n.Out.Remove(n.Plan.Node)
+	return "it runs its earlier system again"
+}
+
+// reshaped is the goal of a node that only gets another VM. What a newer recast.yaml wants of a resumed node is
+// planned again afterwards.
+func (n *node) reshaped(ctx context.Context) (string, error) {
+	ended := n.Out.Has(n.Plan.Node) // false before its steps
+	done, err := n.serving.Finished(ctx)
+	reason := ""
+	if err == nil && (n.Plan.Resume || done) {
+		reason, err = n.uncordoned(ctx)
+	}
+	switch {
+	case err != nil && !ended:
+		return "", nil //nolint:nilerr // its steps say what is wrong
+	case err != nil || reason == "":
+		return "", err
+	}
+	n.Out.Remove(n.Plan.Node)
+	return "its VM is as wanted", nil
+}
+
+// record is the record on the parking VM, and the exchange that it describes. Where each disk goes
+// is written once, when the record is opened, so an earlier read of that stays valid.
+type record struct {
+	*rolling.Node
+	roller *Roller
+	asks   func(context.Context) error // refuses a system disk that may not leave the node
+	forget func() error                // called once the record is closed
+
+	drawn  *exchange.Replace // set if the steps are only listed; nil: the record is read
+	opened *exchange.Replace // the exchange as last read from the record; nil: not yet
+}
+
+// known returns the exchange as last read, or reads it. Where each disk goes is written once, when the record is
+// opened.
+func (n *record) known(ctx context.Context) (*exchange.Replace, error) {
+	if n.opened == nil {
+		return n.read(ctx)
+	}
+	return new(*n.opened), nil
+}
+
+func (n *record) of(mem parking.Memory, rec parking.Record, park cluster.VMID) *exchange.Replace {
+	r := exchange.Of(n.Proxmox, mem, rec, park)
+	r.ISO, r.SystemGiB, r.Asks = n.Published().ISO, n.Want.SystemGiB, n.asks
+	r.Shape, r.Image, r.DiskBytes = n.Want.Shape, n.Published().Disk, n.Want.Build.DiskBytes
+	if b := n.Want.Build; b.ID == rec.Build {
+		r.Made = parking.KeptDisk{Build: b.LockHash, Talos: b.TalosVersion}
+	}
+	r.Late, r.Say, r.Pods = &n.Late, n.Tell, n.Kube.PodVolumes
+	r.Frees, r.Forget = n.Plan.Frees, n.forget
+	return r
+}
+
+// open creates the parking VM, or uses the one of an earlier roll, and writes the open record to
+// it. From here on the replacement is unfinished.
+func (n *record) open(ctx context.Context, mem parking.Memory) error {
+	var earlier *parking.Parking
+	park, err := n.Parking(ctx)
+	switch {
+	case err == nil:
+		n.Late.Forgetting(park.VM.ID, func(*parking.Record) {})(&park.Record)
+		earlier = &park
+	case !errors.Is(err, cluster.ErrNotFound):
+		return err
+	}
+	_, _, err = exchange.OpenParking(ctx, n.Proxmox, n.opening(), mem, earlier, n.roller.ParkingIDs, &n.roller.parkingNumbers, func(id cluster.VMID) error {
+		// Noted before the VM exists, so that a crash in between does not orphan it.
+		return fault.Prefix("journal", n.Journal.Put(n.Key("parking"), id))
+	})
+	return err
+}
+
+// opening returns the record of this node's replacement with what is known before it begins.
+func (n *record) opening() parking.Record {
+	return parking.Record{
+		Cluster: n.Cluster, Node: n.Plan.Node, Run: n.Run, VMIDs: n.roller.VMIDs.String(), Build: n.Plan.Build(), Strategy: n.Plan.Strategy,
+		Rebuild: n.Plan.Rebuild, Addr: n.Plan.Addr, Restore: n.Plan.Restore, Prepared: n.Plan.Prepared, Nth: parking.NextNth(n.Plan.Found.Parkings()), New: n.Plan.Found.MadeNew(),
+	}
+}
+
+// read builds the exchange of this node's VM from the memory and the record.
+func (n *record) read(ctx context.Context) (*exchange.Replace, error) {
+	if n.drawn != nil {
+		return new(*n.drawn), nil
+	}
+	park, err := n.Parking(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return n.with(ctx, park)
+}
+
+func (n *record) source() exchange.Source {
+	return exchange.Source{Node: n.Plan.Node, Strategy: n.Plan.Strategy, Prepared: n.Plan.Prepared != "", Read: n.read, Known: n.known}
+}
+
+// with is read for a parking VM that was already read.
+func (n *record) with(ctx context.Context, park parking.Parking) (*exchange.Replace, error) {
+	mem, err := n.Memory(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if !park.Record.Open || park.Record.Run != n.Run {
+		return nil, fault.ParkedHalf.Refusedf("%s no longer has an open record of run %s: another run was here", park.VM, n.Run)
+	}
+	n.opened = n.of(mem, park.Record, park.VM.ID)
+	return new(*n.opened), nil
+}
+
+// sending calls Sending on the node's exchange.
+func (n *record) sending(ctx context.Context, what string, within time.Duration, send func(context.Context) error) error {
+	r, err := n.read(ctx)
+	if err != nil {
+		return err
+	}
+	return r.Sending(ctx, what, within, send)
+}
+
+// noteStage records how far the system on the new disk may get from here on.
+func (n *record) noteStage(ctx context.Context, s parking.Stage) error {
+	if !n.Plan.Strategy.Replaces() {
+		return nil
+	}
+	park, err := n.Parking(ctx)
+	if err != nil || !park.Record.Open || park.Record.Stage == s {
+		return err
+	}
+	return n.UpdateRecord(ctx, func(rec *parking.Record) { rec.Stage = s })
 }
