@@ -87,9 +87,6 @@ func (c *Claim) places() (ours, others place) {
 	return vmPlace{c}, leasePlace{c}
 }
 
-// releaseOthers limits the release of our claim when another run's claim excludes it.
-const releaseOthers = time.Minute
-
 // Acquire takes the claim, or fails with fault.Claimed and names its holder. It takes over a claim that is
 // unchanged for Watch, and at once one whose holder is dead. The claim is kept alive until Release, or until ctx ends.
 func (c *Claim) Acquire(ctx context.Context) (*Held, error) {
@@ -110,7 +107,7 @@ func (c *Claim) Acquire(ctx context.Context) (*Held, error) {
 		if err == nil {
 			return held, nil
 		}
-		release, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseOthers)
+		release, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 		errRelease := held.Release(release)
 		cancel()
 		if !errors.Is(err, errYield) || errRelease != nil {
@@ -314,10 +311,7 @@ type versioned struct {
 
 func (s State) encode() ([]byte, error) {
 	b, err := json.Marshal(versioned{format.Version{Version: claimVersion}, s})
-	if err != nil {
-		return nil, fmt.Errorf("claim of cluster %s: %w", s.Cluster, err)
-	}
-	return b, nil
+	return b, fault.Prefix("claim of cluster "+s.Cluster, err)
 }
 
 // decode reads a claim. If a newer recast wrote it, s only tells whose it is.
@@ -450,6 +444,13 @@ type strangeError struct{ error }
 
 func (e *strangeError) Unwrap() error { return e.error }
 
+func orStrange(s State, err error) (State, error) {
+	if err != nil {
+		err = &strangeError{err}
+	}
+	return s, err
+}
+
 type vmPlace struct{ claim *Claim }
 
 func (p vmPlace) String() string { return fmt.Sprintf("VM %d", p.claim.VMID) }
@@ -462,11 +463,7 @@ func (p vmPlace) read(ctx context.Context) (State, error) {
 	case cluster.Forming(vm):
 		return State{}, &formingError{vm}
 	}
-	s, err := ofVM(vm, p.claim.Cluster)
-	if err != nil {
-		return State{}, &strangeError{err}
-	}
-	return s, nil
+	return orStrange(ofVM(vm, p.claim.Cluster))
 }
 
 func (p vmPlace) create(ctx context.Context, s State) error {
@@ -540,11 +537,7 @@ func (p leasePlace) read(ctx context.Context) (State, error) {
 	if err != nil {
 		return State{}, fmt.Errorf("look up the Lease: %w", err)
 	}
-	s, err := ofLease(l, p.claim.Cluster)
-	if err != nil {
-		return State{}, &strangeError{err}
-	}
-	return s, nil
+	return orStrange(ofLease(l, p.claim.Cluster))
 }
 
 func ofLease(l cluster.Lease, cluster string) (State, error) {

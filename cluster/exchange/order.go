@@ -31,27 +31,40 @@ type Source struct {
 // TakeDown takes the node down and moves its disks to safety. remember opens the record; stop are the node's own
 // steps, after which its VM is off.
 func (get Source) TakeDown(remember step.Step, stop ...step.Step) step.Step {
-	steps := append([]step.Step{remember, step.OnlyIf(get.Prepared, get.prepare())}, stop...)
+	prepare := step.Step{ID: "prepare-disk", Code: fault.ParkedHalf, Title: "make its new system disk from the disk image"}
+	unprotect := step.Step{ID: "unprotect", Title: "lift its protection", Risk: step.Disruptive}
+	remove := step.Step{ID: "delete-vm", Code: fault.ParkedHalf, Title: "delete the VM, which owns no disk any more"}
+	remove.Risk = step.Destructive
+	steps := append([]step.Step{
+		remember, // and while the node serves, its new system disk is made on the parking VM
+		step.OnlyIf(get.Prepared, get.step(prepare, (*Replace).isPrepared, (*Replace).prepareDisk)),
+	}, stop...)
 	return step.Step{
 		ID: "take-down", Title: "take " + get.Node + " down", Risk: step.Destructive,
 		Steps: step.List(append(
 			steps,
-			step.OnlyIf(get.Strategy.DeletesVM(), get.unprotect()),
+			step.OnlyIf(get.Strategy.DeletesVM(), get.step(unprotect, (*Replace).unprotected, (*Replace).unprotect)),
 			step.OnlyIf(!get.Strategy.ParksNothing(), get.Park()),
-			step.OnlyIf(get.Strategy.DeletesVM(), get.deleteVM()),
+			step.OnlyIf(get.Strategy.DeletesVM(), get.step(remove, (*Replace).replaced, (*Replace).deleteVM)),
 		)...),
 	}
 }
 
 // BringUp brings the node up in its new or kept VM. system gives the VM its system disk; serve are the node's own
-// steps, from a VM with all its disks to the end of the exchange.
+// steps, from a VM with all its disks to the end of the exchange. A VM without a system disk gets one after that: a new
+// VM gets its prepared disk; after an interrupted installation, the other blank disk may not have come.
 func (get Source) BringUp(system step.Step, serve ...step.Step) step.Step {
+	renew := step.Step{ID: "renew-disk", Title: "see that it has a system disk", Risk: step.Disruptive}
+	attach := step.Step{
+		ID: "attach", Code: fault.ParkedHalf, Title: "give the persistent disks back", Risk: step.Disruptive,
+		Steps: get.steps((*Replace).attachSteps),
+	}
 	return step.Step{
 		ID: "bring-up", Title: "bring " + get.Node + " up", Risk: step.Disruptive,
 		Steps: step.List(append([]step.Step{
 			step.OnlyIf(!get.Strategy.Reshapes(), system), // create-vm, blank-disk or restore-disk
-			step.OnlyIf(get.Strategy.Installs(), get.renew()),
-			step.OnlyIf(!get.Strategy.ParksNothing(), get.attach()),
+			step.OnlyIf(get.Strategy.Installs(), get.step(renew, (*Replace).hasSystem, (*Replace).GiveSystem)),
+			step.OnlyIf(!get.Strategy.ParksNothing(), attach),
 		}, serve...)...),
 	}
 }
@@ -89,15 +102,6 @@ func (get Source) PutBack(stop func(*Replace) []step.Step, start, node []step.St
 	}
 }
 
-// unprotect lets Proxmox take drives from the VM, and delete it.
-func (get Source) unprotect() step.Step {
-	return step.Step{
-		ID: "unprotect", Title: "lift its protection", Risk: step.Disruptive,
-		Skip: get.skip((*Replace).unprotected),
-		Do:   get.do((*Replace).unprotect),
-	}
-}
-
 // Park moves every disk that leaves the VM to the parking VM.
 func (get Source) Park() step.Step {
 	return step.Step{
@@ -107,45 +111,22 @@ func (get Source) Park() step.Step {
 	}
 }
 
-// deleteVM deletes the VM once it owns no disk.
-func (get Source) deleteVM() step.Step {
-	return step.Step{
-		ID: "delete-vm", Code: fault.ParkedHalf, Title: "delete the VM, which owns no disk any more", Risk: step.Destructive,
-		Skip: get.skip((*Replace).replaced),
-		Do:   get.do((*Replace).deleteVM),
-	}
-}
-
-// prepare makes the new system disk from a disk image, on the parking VM, while the node serves.
-func (get Source) prepare() step.Step {
-	return step.Step{
-		ID: "prepare-disk", Code: fault.ParkedHalf, Title: "make its new system disk from the disk image",
-		Skip: get.skip((*Replace).isPrepared),
-		Do:   get.do((*Replace).prepareDisk),
-	}
-}
-
 // NewSystem gives the VM its new system disk: that of a new VM, the kept disk, a prepared disk, or a blank one.
 func (get Source) NewSystem() step.Step {
-	switch s := get.Strategy; {
-	case s.MakesVM():
-		return step.Step{
-			ID: "create-vm", Code: fault.ParkedHalf, Title: newVMTitle(get.Strategy, get.Prepared), Risk: step.Disruptive,
-			Skip: get.skip((*Replace).created),
-			Do:   get.do((*Replace).createVM),
-		}
-	case s.System() == cluster.SystemKept:
-		return step.Step{
-			ID: "restore-disk", Code: fault.ParkedHalf, Title: "put the kept system disk back", Risk: step.Disruptive,
-			Skip: get.skip((*Replace).systemRestored),
-			Do:   get.do((*Replace).restoreSystem),
-		}
+	s := step.Step{Code: fault.ParkedHalf, Risk: step.Disruptive}
+	switch {
+	case get.Strategy.MakesVM():
+		s.ID, s.Title = "create-vm", newVMTitle(get.Strategy, get.Prepared)
+		return get.step(s, (*Replace).created, (*Replace).createVM)
+	case get.Strategy.System() == cluster.SystemKept:
+		s.ID, s.Title = "restore-disk", "put the kept system disk back"
+		return get.step(s, (*Replace).systemRestored, (*Replace).restoreSystem)
 	}
-	return step.Step{
-		ID: "blank-disk", Code: fault.ParkedHalf, Title: map[bool]string{true: "give the VM its new system disk", false: "give the VM a blank system disk and the boot ISO"}[get.Prepared], Risk: step.Disruptive,
-		Skip: get.skip((*Replace).systemGiven),
-		Do:   get.do((*Replace).GiveSystem),
+	s.ID, s.Title = "blank-disk", "give the VM a blank system disk and the boot ISO"
+	if get.Prepared {
+		s.Title = "give the VM its new system disk"
 	}
+	return get.step(s, (*Replace).systemGiven, (*Replace).GiveSystem)
 }
 
 func newVMTitle(s cluster.Strategy, prepared bool) string {
@@ -158,22 +139,12 @@ func newVMTitle(s cluster.Strategy, prepared bool) string {
 	return "create the VM again with a blank system disk"
 }
 
-// renew gives the VM a system disk if it has none: a new VM gets its prepared disk; after an interrupted
-// installation, the other blank disk may not have come.
-func (get Source) renew() step.Step {
-	return step.Step{
-		ID: "renew-disk", Title: "see that it has a system disk", Risk: step.Disruptive,
-		Skip: get.skip((*Replace).hasSystem),
-		Do:   get.do((*Replace).GiveSystem),
-	}
-}
-
-// attach returns the persistent disks to the VM.
-func (get Source) attach() step.Step {
-	return step.Step{
-		ID: "attach", Code: fault.ParkedHalf, Title: "give the persistent disks back", Risk: step.Disruptive,
-		Steps: get.steps((*Replace).attachSteps),
-	}
+// step returns s with a goal and work of the exchange.
+func (get Source) step(
+	s step.Step, goal func(*Replace, context.Context) (string, error), do func(*Replace, context.Context) error,
+) step.Step {
+	s.Skip, s.Do = get.skip(goal), get.do(do)
+	return s
 }
 
 func (get Source) do(f func(*Replace, context.Context) error) func(context.Context) error {
@@ -486,10 +457,7 @@ func (r *Replace) prepareDisk(ctx context.Context) error {
 func (r *Replace) importImage(ctx context.Context, old cluster.Disk) (disk cluster.Disk, err error) {
 	var image string
 	err = wait.All(
-		func() (err error) {
-			image, err = r.Image(ctx)
-			return err
-		},
+		wait.Into(&image, func() (string, error) { return r.Image(ctx) }),
 		func() error { return cluster.RequireQuorum(ctx, r.Proxmox) },
 	)
 	if err != nil {

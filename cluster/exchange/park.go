@@ -40,19 +40,7 @@ func (r *Replace) detach(ctx context.Context, d parking.ParkedDisk) error {
 	if err := cluster.RequireQuorum(ctx, r.Proxmox); err != nil {
 		return err
 	}
-	if err := r.Proxmox.SetConfig(ctx, vm, nil, []string{d.Key}); err != nil {
-		return fmt.Errorf("detach %s from %s: %w", d.Key, vm, err)
-	}
-	return nil
-}
-
-// detached says whether a holder's disk has left the VM's configuration.
-func (r *Replace) detached(ctx context.Context, d parking.ParkedDisk) (string, error) {
-	vm, found, err := r.Current(ctx)
-	if err != nil {
-		return "", err
-	}
-	return isDetached(d, vm, found), nil
+	return fault.Prefix(fmt.Sprintf("detach %s from %s", d.Key, vm), r.Proxmox.SetConfig(ctx, vm, nil, []string{d.Key}))
 }
 
 // onParking reads the drive under its parking key; found is false while the key is free.
@@ -82,9 +70,6 @@ func (r *Replace) onlyOnce(ctx context.Context, d parking.ParkedDisk) error {
 	return fault.WithHint(fault.ParkedHalf.Refusedf("%s has %s (%s), and %s has %s (%s): only one of them is the disk that is to change hands",
 		vm, d.Key, vm.Config[d.Key], park, d.ParkKey, parked.Volid), "take the one that someone has put there away, then run the same command again; neither was touched. qm disk move gives it to another VM; qm set --delete of an unusedN would free it for good")
 }
-
-// ownerOf returns the VM whose VMID the disk's volume carries while r.VM has the disk.
-func (r *Replace) ownerOf(d parking.ParkedDisk) cluster.VMID { return cmp.Or(d.Holder, r.VM.ID) }
 
 func (r *Replace) park(ctx context.Context, d parking.ParkedDisk) error {
 	if d.Holder != 0 {
@@ -164,7 +149,11 @@ func (r *Replace) parkTitle(d parking.ParkedDisk) string {
 
 func (r *Replace) parked(ctx context.Context, d parking.ParkedDisk) (string, error) {
 	if d.Holder != 0 {
-		return r.detached(ctx, d)
+		vm, found, err := r.Current(ctx)
+		if err != nil {
+			return "", err
+		}
+		return isDetached(d, vm, found), nil
 	}
 	park, err := r.record().vm(ctx)
 	if err != nil {
@@ -195,10 +184,8 @@ func (r *Replace) setOptions(ctx context.Context, vm cluster.VM, d cluster.Disk,
 		return nil
 	}
 	d.Options = options
-	if err := r.Proxmox.SetConfig(ctx, vm, map[string]string{d.Key: d.Value()}, nil); err != nil {
-		return fmt.Errorf("set options of %s of %s: %w", d.Key, vm, err)
-	}
-	return nil
+	err := r.Proxmox.SetConfig(ctx, vm, map[string]string{d.Key: d.Value()}, nil)
+	return fault.Prefix(fmt.Sprintf("set options of %s of %s", d.Key, vm), err)
 }
 
 func isDetached(d parking.ParkedDisk, vm cluster.VM, found bool) string {
@@ -324,10 +311,6 @@ type mover struct {
 	say     func(parking.Intent, string) // reports what a hand-over waits for
 }
 
-func newMover(rec openRecord, host string, isSpare func(parking.Intent) bool, say func(parking.Intent, string)) mover {
-	return mover{px: rec.px, record: rec, host: host, isSpare: isSpare, say: say}
-}
-
 const (
 	// busyFor bounds how long do retries when a storage can't rename a volume. The node is down meanwhile.
 	busyFor = 5 * time.Minute
@@ -376,13 +359,10 @@ func (m mover) vm(ctx context.Context, id cluster.VMID) (cluster.VM, error) {
 
 // read reads the two VMs of a hand-over.
 func (m mover) read(ctx context.Context, in parking.Intent) (p pair, err error) {
-	look := func(id cluster.VMID, vm *cluster.VM) func() error {
-		return func() (err error) {
-			*vm, err = m.vm(ctx, id)
-			return err
-		}
-	}
-	err = wait.All(look(in.From, &p.from), look(in.To, &p.to))
+	err = wait.All(
+		wait.Into(&p.from, func() (cluster.VM, error) { return m.vm(ctx, in.From) }),
+		wait.Into(&p.to, func() (cluster.VM, error) { return m.vm(ctx, in.To) }),
+	)
 	return p, err
 }
 
@@ -485,8 +465,11 @@ func (m mover) findUnnamed(ctx context.Context, in parking.Intent, from, to clus
 			"find it by its content on storage %s and attach it as %s of VM %d yourself, then run the same command again; nothing was deleted",
 			disk.Storage(), in.ToKey, in.To)
 	}
-	if err := m.requireOff(ctx, to.ID); err != nil {
+	switch now, err := m.vm(ctx, to.ID); {
+	case err != nil:
 		return false, err
+	case now.Running: // its guest would get the disk by hot-plug
+		return false, startedMeanwhile(now)
 	}
 	if err := m.px.SetConfig(ctx, to, map[string]string{in.ToKey: cluster.JoinOptions(lost[0], in.Options)}, nil); err != nil {
 		return false, fmt.Errorf("attach %s, which had lost its name, as %s of %s: %w", lost[0], in.ToKey, to, err)
@@ -553,10 +536,7 @@ func (m mover) once(ctx context.Context, in parking.Intent, seen *pair) error {
 	}
 	err = wait.All(
 		func() error { return cluster.RequireQuorum(ctx, m.px) },
-		func() (err error) { // writing the intent may have changed the digest
-			from, err = m.vm(ctx, in.From)
-			return err
-		},
+		wait.Into(&from, func() (cluster.VM, error) { return m.vm(ctx, in.From) }), // the intent may have changed the digest
 	)
 	if err != nil {
 		return err
@@ -564,10 +544,8 @@ func (m mover) once(ctx context.Context, in parking.Intent, seen *pair) error {
 	if _, err := m.handable(in, from); err != nil {
 		return err
 	}
-	if err := m.px.MoveDisk(ctx, from, in.Key, in.To, in.ToKey); err != nil {
-		return fmt.Errorf("hand %s of %s over to VM %d: %w", in.Key, from, in.To, err)
-	}
-	return nil
+	err = m.px.MoveDisk(ctx, from, in.Key, in.To, in.ToKey)
+	return fault.Prefix(fmt.Sprintf("hand %s of %s over to VM %d", in.Key, from, in.To), err)
 }
 
 // handable refuses a disk that is not as planned, or that another VM owns: Proxmox would rename the volume while
@@ -598,18 +576,6 @@ func (m mover) parkingOf(a, b cluster.VM) cluster.VM {
 		return a
 	}
 	return b
-}
-
-// requireOff refuses to give a disk to a running VM: its guest would get the disk by hot-plug.
-func (m mover) requireOff(ctx context.Context, id cluster.VMID) error {
-	vm, err := m.vm(ctx, id)
-	switch {
-	case err != nil:
-		return err
-	case vm.Running:
-		return startedMeanwhile(vm)
-	}
-	return nil
 }
 
 // unnamed lists the volumes on a storage that carry either VM's VMID and that neither VM refers to.
@@ -732,10 +698,7 @@ func ReadOthers(ctx context.Context, px cluster.Inventory, id cluster.VMID) (o O
 			}
 			return nil
 		},
-		func() (err error) {
-			o.storages, err = px.Storages(ctx)
-			return err
-		},
+		wait.Into(&o.storages, func() ([]cluster.Storage, error) { return px.Storages(ctx) }),
 	)
 	return o, fault.Prefix(fmt.Sprintf("see who else uses the disks of VM %d", id), err)
 }
@@ -896,11 +859,8 @@ func ForeignDisks(vm cluster.VM, mem parking.Memory) ([]cluster.Disk, error) {
 	if err != nil {
 		return nil, err
 	}
-	var foreign []cluster.Disk
-	for _, d := range have {
-		if _, had := cluster.FindDrive(before, d.Key); !d.CDROM && (!had || d.CSI()) {
-			foreign = append(foreign, d)
-		}
-	}
-	return foreign, nil
+	return cluster.Where(have, func(d cluster.Disk) bool {
+		_, had := cluster.FindDrive(before, d.Key)
+		return !d.CDROM && (!had || d.CSI())
+	}), nil
 }

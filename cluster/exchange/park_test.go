@@ -123,8 +123,10 @@ func TestBusyStorage(t *testing.T) {
 		g.recorded()
 		began := time.Now()
 		var said []string
-		rec := newOpenRecord(busyStorage{g, began.Add(c.busy)}, 9900, "r1", "wk1", new(Late))
-		m := newMover(rec, "pve1", nil, func(in parking.Intent, text string) { said = append(said, in.Key+": "+text) })
+		px := busyStorage{g, began.Add(c.busy)}
+		say := func(in parking.Intent, text string) { said = append(said, in.Key+": "+text) }
+		rec := openRecord{px: px, id: 9900, run: "r1", node: "wk1", late: new(Late)}
+		m := mover{px: px, record: rec, host: "pve1", say: say}
 		err := m.do(t.Context(), intent, nil)
 		if c.moved != (err == nil) || !c.moved && !errors.Is(err, cluster.ErrStorageBusy) {
 			t.Errorf("err = %v", err)
@@ -142,7 +144,7 @@ func recordLab(t *testing.T, sent parking.Sent) (*clustertest.Proxmox, openRecor
 	rec := parking.Record{Cluster: "lab", Node: "cp1", Run: "r1", VMID: 101, Open: true, Strategy: cluster.Recreate, Stage: parking.StageServes, ControlPlane: true, Sent: sent}
 	description := must.Get(rec.Description())(t)
 	px := clustertest.NewProxmox(cluster.VM{ID: 9900, Host: "pve1", Config: map[string]string{"description": description}})
-	return px, newOpenRecord(px, 9900, "r1", "cp1", new(Late))
+	return px, openRecord{px: px, id: 9900, run: "r1", node: "cp1", late: new(Late)}
 }
 
 // lateLab returns an exchange with that record.

@@ -27,10 +27,6 @@ type openRecord struct {
 	late *Late // measures the record's requests
 }
 
-func newOpenRecord(px cluster.Proxmox, id cluster.VMID, run, node string, late *Late) openRecord {
-	return openRecord{px: px, id: id, run: run, node: node, late: late}
-}
-
 // vm reads the parking VM.
 func (r openRecord) vm(ctx context.Context) (cluster.VM, error) {
 	park, err := ConfigOf(ctx, r.px, r.id)
@@ -149,10 +145,8 @@ func WriteRecord(ctx context.Context, px cluster.Editor, park cluster.VM, rec pa
 	if err != nil {
 		return err
 	}
-	if err := px.SetConfig(ctx, park, map[string]string{"description": description, "protection": "1"}, nil); err != nil {
-		return fmt.Errorf("write the record into %s: %w", park, err)
-	}
-	return nil
+	err = px.SetConfig(ctx, park, map[string]string{"description": description, "protection": "1"}, nil)
+	return fault.Prefix("write the record into "+park.String(), err)
 }
 
 // giveUp notes in the record that the exchange is cancelled. From then on recast only puts the old system disk back.
@@ -183,9 +177,7 @@ func (r *Replace) closed(err error) error {
 // VM's lock. Any wait that recast asks Proxmox for is added to this.
 const LateQueue = 5 * time.Minute
 
-const SentDelete = "delete"
-
-const SentStart = "start"
+const SentDelete, SentStart = "delete", "start"
 
 // SwitchesOn lists the requests that would start a VM while its disks are moved.
 var SwitchesOn = []string{SentStart, cluster.SentAddHA}
@@ -194,9 +186,6 @@ type lateKey struct {
 	parking cluster.VMID
 	what    string
 }
-
-// latePoll is the pause between two looks at the clock.
-const latePoll = time.Second
 
 // Late remembers since when this process has known of each unanswered request. It measures with
 // this process's own clock, so no two clocks are compared. It is safe for concurrent use.
@@ -228,7 +217,7 @@ func (l *Late) Await(ctx context.Context, parkings []parking.Parking, which []st
 
 // awaitUnless is Await that also ends once so returns true.
 func (l *Late) awaitUnless(ctx context.Context, parkings []parking.Parking, which []string, say func(string), so func(context.Context) (bool, error)) error {
-	w := wait.For{Name: "late requests", Every: latePoll, Seen: say}
+	w := wait.For{Name: "late requests", Every: time.Second, Seen: say}
 	return wait.Until(ctx, w, func(ctx context.Context) (bool, string, error) {
 		var waits []string
 		for _, p := range parkings {
@@ -457,10 +446,7 @@ func MakeParking(ctx context.Context, px cluster.Proxmox, vm cluster.VM, rec par
 	if vm.Pool != "" {
 		config["pool"] = vm.Pool
 	}
-	if err := px.CreateVM(ctx, vm.Host, id, config); err != nil {
-		return fmt.Errorf("create parking VM %d on %s: %w", id, vm.Host, err)
-	}
-	return nil
+	return fault.Prefix(fmt.Sprintf("create parking VM %d on %s", id, vm.Host), px.CreateVM(ctx, vm.Host, id, config))
 }
 
 // TouchedBy returns whether an earlier run of this cluster may have sent Proxmox a request for a VM. It accepts

@@ -73,32 +73,26 @@ type Replace struct {
 }
 
 // Of returns the exchange that an open record and its memory describe.
-func Of(px cluster.Proxmox, mem parking.Memory, rec parking.Record, parking cluster.VMID) *Replace {
+func Of(px cluster.Proxmox, mem parking.Memory, rec parking.Record, park cluster.VMID) *Replace {
 	disks := rec.Disks
 	if rec.Strategy.From() == cluster.Nowhere { // the record of a new node names no disk: none was there
-		disks = newSystem(mem.SystemKey)
+		disks = []parking.ParkedDisk{{Key: mem.SystemKey, System: true}}
 	}
 	return &Replace{
-		Proxmox: px, Strategy: rec.Strategy, Run: rec.Run, Build: rec.Build, VM: mem.VM, Parking: parking,
+		Proxmox: px, Strategy: rec.Strategy, Run: rec.Run, Build: rec.Build, VM: mem.VM, Parking: park,
 		Disks: disks, Restore: rec.Restore, Serial: mem.DiskSerial, Blank: mem.Blank, HostArch: mem.HostArch, Firewall: mem.Firewall, ha: mem.HA, old: mem.Old,
 		Prepared: rec.Prepared, Late: new(Late),
 	}
 }
 
-// newSystem stands for the system disk of a VM that is to be created.
-func newSystem(key string) []parking.ParkedDisk {
-	return []parking.ParkedDisk{{Key: key, System: true}}
-}
-
-// record is the exchange's record.
 func (r *Replace) record() openRecord {
-	return newOpenRecord(r.Proxmox, r.Parking, r.Run, r.VM.Name, r.Late)
+	return openRecord{px: r.Proxmox, id: r.Parking, run: r.Run, node: r.VM.Name, late: r.Late}
 }
 
 // mover hands the exchange's disks over.
 func (r *Replace) mover() mover {
 	say := func(in parking.Intent, text string) { r.saying(r.handOverStep(in))(text) }
-	return newMover(r.record(), r.VM.Host, r.isSpare, say)
+	return mover{px: r.Proxmox, record: r.record(), host: r.VM.Host, isSpare: r.isSpare, say: say}
 }
 
 // Sending records a request, sends it, and removes it from the record once it is answered. within is how long
@@ -116,10 +110,7 @@ func (r *Replace) nowBoth(ctx context.Context) (vm cluster.VM, found bool, park 
 			vm, found, err = r.Current(ctx)
 			return err
 		},
-		func() error {
-			park, errPark = r.record().vm(ctx)
-			return nil
-		},
+		wait.Aside(&errPark, wait.Into(&park, func() (cluster.VM, error) { return r.record().vm(ctx) })),
 	)
 	if err == nil && found {
 		err = errPark
@@ -295,10 +286,11 @@ func (r *Replace) handBack(ctx context.Context, d parking.ParkedDisk) (vm cluste
 	// A drive whose volume no longer existed has been removed by now.
 	if _, there := vm.Config[d.Key]; found && !there {
 		if d.Holder != 0 {
-			if err := r.attachHeld(ctx, vm, d); err != nil {
-				return vm, disk, err
+			held := cluster.JoinOptions(d.Volid, d.Options)
+			if err := r.Proxmox.SetConfig(ctx, vm, map[string]string{d.Key: held}, nil); err != nil {
+				return vm, disk, fmt.Errorf("attach %s of VM %d to %s: %w", d.Volid, d.Holder, vm, err)
 			}
-			disk, err := cluster.ParseDisk(d.Key, cluster.JoinOptions(d.Volid, d.Options))
+			disk, err := cluster.ParseDisk(d.Key, held)
 			return vm, disk, err
 		}
 		if err := r.mover().do(ctx, parking.Intent{From: r.Parking, Key: d.ParkKey, To: r.VM.ID, ToKey: d.Key, Options: d.Options}, seen); err != nil {
@@ -339,13 +331,6 @@ func (r *Replace) poweredBoth(ctx context.Context, d parking.ParkedDisk) (vm clu
 	return vm, found, &pair{park, vm}, err
 }
 
-func (r *Replace) attachHeld(ctx context.Context, vm cluster.VM, d parking.ParkedDisk) error {
-	if err := r.Proxmox.SetConfig(ctx, vm, map[string]string{d.Key: cluster.JoinOptions(d.Volid, d.Options)}, nil); err != nil {
-		return fmt.Errorf("attach %s of VM %d to %s: %w", d.Volid, d.Holder, vm, err)
-	}
-	return nil
-}
-
 func (r *Replace) attachStep(d parking.ParkedDisk) step.Step {
 	return step.Step{
 		ID: d.Key, Kind: "attach-disk", Title: fmt.Sprintf("give %s back", d.Key), Risk: step.Disruptive,
@@ -357,10 +342,9 @@ func (r *Replace) attachStep(d parking.ParkedDisk) step.Step {
 func (r *Replace) attachSteps() []step.Step {
 	steps := append(r.firewallSteps(), r.settleStep())
 	for _, d := range r.Disks {
-		if d.System {
-			continue // it stays parked, for a rollback
+		if !d.System { // it stays parked, for a rollback
+			steps = append(steps, r.attachStep(d))
 		}
-		steps = append(steps, r.attachStep(d))
 	}
 	return append(steps, step.Step{ID: "compare-disks", Title: "compare the drives with the remembered ones", Do: r.compareDisks})
 }
@@ -378,7 +362,7 @@ func (r *Replace) attached(ctx context.Context, d parking.ParkedDisk) (string, e
 	switch {
 	case err != nil:
 		return "", err
-	case disk.Owner != r.ownerOf(d) || d.Holder != 0 && disk.Volid != d.Volid:
+	case disk.Owner != cmp.Or(d.Holder, r.VM.ID) || d.Holder != 0 && disk.Volid != d.Volid:
 		return "", fault.ParkedHalf.Refusedf("%s of %s is %s, which is not the disk that it had there", d.Key, vm, disk.Volid)
 	case !r.sameOptions(d.Key, disk.Options, cluster.SplitOptions(d.Options)):
 		return "", nil
@@ -419,14 +403,8 @@ func (r *Replace) deleteSame(ctx context.Context) error {
 			vm, found, err = r.Powered(ctx)
 			return err
 		},
-		func() error {
-			park, errParking = r.record().vm(ctx)
-			return nil
-		},
-		func() error {
-			errKept = r.requireFirewallKept(ctx, r.VM)
-			return nil
-		},
+		wait.Aside(&errParking, wait.Into(&park, func() (cluster.VM, error) { return r.record().vm(ctx) })),
+		wait.Aside(&errKept, func() error { return r.requireFirewallKept(ctx, r.VM) }),
 	)
 	if err != nil || !found {
 		return err
@@ -735,11 +713,8 @@ func (k KeptRef) Find(ctx context.Context, px cluster.VMReader) (p parking.Parki
 		return p, entry, false, fault.PruneRefused.Refusedf("%s is not the parking VM of node %s any more", p.VM, k.Node)
 	}
 	p.Record = rec
-	i := slices.IndexFunc(rec.Kept, k.is)
-	if i < 0 {
-		return p, entry, false, nil
-	}
-	return p, rec.Kept[i], true, nil
+	entry, found = cluster.Find(rec.Kept, k.is)
+	return p, entry, found, nil
 }
 
 func (k KeptRef) is(entry parking.KeptDisk) bool { return entry.Key == k.Key && entry.Run == k.Run }

@@ -40,19 +40,14 @@ func (r *Replace) optionsOf(d cluster.Disk) []string {
 
 // create creates the VM. Callers have just read quorum.
 func (r *Replace) create(ctx context.Context, config map[string]string) error {
-	if err := r.Proxmox.CreateVM(ctx, r.VM.Host, r.VM.ID, config); err != nil {
-		return fmt.Errorf("create VM %d on %s: %w", r.VM.ID, r.VM.Host, err)
-	}
-	return nil
+	err := r.Proxmox.CreateVM(ctx, r.VM.Host, r.VM.ID, config)
+	return fault.Prefix(fmt.Sprintf("create VM %d on %s", r.VM.ID, r.VM.Host), err)
 }
 
 func (r *Replace) createVM(ctx context.Context) error {
 	var iso string
 	err := wait.All(
-		func() (err error) {
-			iso, err = r.bootISO(ctx)
-			return err
-		},
+		wait.Into(&iso, func() (string, error) { return r.bootISO(ctx) }),
 		func() error { return cluster.RequireQuorum(ctx, r.Proxmox) },
 	)
 	if err != nil {
@@ -161,29 +156,21 @@ func (r *Replace) oldConfig() (map[string]string, []cluster.Disk, error) {
 }
 
 func (r *Replace) systemDisk(disks []cluster.Disk) (cluster.Disk, error) {
-	i := slices.IndexFunc(disks, func(d cluster.Disk) bool { return r.isSystem(d.Key) })
-	if i < 0 {
-		return cluster.Disk{}, fault.ParkedHalf.Refusedf("%s: its record names no system disk", r.VM)
+	d, known := cluster.Find(disks, func(d cluster.Disk) bool { return r.isSystem(d.Key) })
+	if !known {
+		return d, fault.ParkedHalf.Refusedf("%s: its record names no system disk", r.VM)
 	}
-	return disks[i], nil
+	return d, nil
 }
 
 // bootOrder puts the system disk first and the CD drive second: a blank disk does not boot, and an installed one takes
 // precedence over an ISO still in the drive. cd is "" if there is no CD drive to boot from.
 func bootOrder(old, system, cd string) string {
-	order := []string{system}
-	if cd != "" {
-		order = append(order, cd)
-	}
-	for _, key := range cluster.BootDevices(old) {
-		if !slices.Contains(order, key) {
-			order = append(order, key)
-		}
-	}
-	return "order=" + strings.Join(order, ";")
+	order := slices.DeleteFunc([]string{system, cd}, func(key string) bool { return key == "" })
+	others := cluster.Where(cluster.BootDevices(old), func(key string) bool { return !slices.Contains(order, key) })
+	return "order=" + strings.Join(append(order, others...), ";")
 }
 
-// systemGiven is the goal of GiveSystem.
 func (r *Replace) systemGiven(ctx context.Context) (string, error) {
 	read := r.Current
 	if r.Prepared != "" {
@@ -286,11 +273,7 @@ func (r *Replace) restoreSystem(ctx context.Context) error {
 	if err := r.setUp(ctx, map[string]string{"description": description, "onboot": "0"}); err != nil {
 		return err
 	}
-	disks, err := r.VM.Disks()
-	if err != nil {
-		return err
-	}
-	system, err := r.systemDisk(disks)
+	system, err := r.oldSystem()
 	if err != nil {
 		return err
 	}
@@ -355,25 +338,21 @@ func (r *Replace) RestoreSteps() []step.Step {
 func EjectStep(px cluster.Proxmox, id cluster.VMID) step.Step {
 	return step.Step{
 		ID: "eject", Title: "eject the boot ISO",
-		Skip: func(ctx context.Context) (string, error) { return ejected(ctx, px, id) },
-		Do:   func(ctx context.Context) error { return eject(ctx, px, id) },
+		Skip: func(ctx context.Context) (string, error) {
+			_, set, err := withoutBootISO(ctx, px, id)
+			if err != nil || len(set) > 0 {
+				return "", err
+			}
+			return "no boot ISO in any drive", nil
+		},
+		Do: func(ctx context.Context) error {
+			vm, set, err := withoutBootISO(ctx, px, id)
+			if err != nil {
+				return err
+			}
+			return fault.Prefix("eject from "+vm.String(), px.SetConfig(ctx, vm, set, nil))
+		},
 	}
-}
-
-func ejected(ctx context.Context, px cluster.Proxmox, id cluster.VMID) (string, error) {
-	_, set, err := withoutBootISO(ctx, px, id)
-	if err != nil || len(set) > 0 {
-		return "", err
-	}
-	return "no boot ISO in any drive", nil
-}
-
-func eject(ctx context.Context, px cluster.Proxmox, id cluster.VMID) error {
-	vm, set, err := withoutBootISO(ctx, px, id)
-	if err != nil {
-		return err
-	}
-	return fault.Prefix("eject from "+vm.String(), px.SetConfig(ctx, vm, set, nil))
 }
 
 // withoutBootISO reads a VM, and returns the settings that eject its boot ISOs.
@@ -416,7 +395,6 @@ func (r *Replace) toRestore(ctx context.Context) (vm cluster.VM, set map[string]
 	return vm, set, del, err
 }
 
-// settingsRestored is the goal of restoreSettings.
 func (r *Replace) settingsRestored(ctx context.Context) (string, error) {
 	_, set, del, err := r.toRestore(ctx)
 	if err != nil || len(set)+len(del) > 0 {
@@ -439,7 +417,6 @@ func (r *Replace) restoreSettings(ctx context.Context) error {
 	return fault.Prefix("restore "+strings.Join(parking.ChangedSettings(r.VM, r.Blank), " and ")+" of "+vm.String(), r.Proxmox.SetConfig(ctx, vm, set, del))
 }
 
-// haRestored is the goal of restoreHA.
 func (r *Replace) haRestored(ctx context.Context) (string, error) {
 	if r.ha == nil {
 		return "Proxmox HA did not manage it", nil
@@ -464,7 +441,6 @@ func (r *Replace) restoreHA(ctx context.Context) error {
 	return fault.Prefix(fmt.Sprintf("put VM %d back under Proxmox HA", r.VM.ID), err)
 }
 
-// kept is the goal of keep.
 func (r *Replace) kept(ctx context.Context) (string, error) {
 	park, rec, err := r.record().read(ctx)
 	if err != nil || rec.Open {
@@ -671,11 +647,8 @@ func (r *Replace) giveFirewall(ctx context.Context) error {
 
 // Reshape gives the VM, which is off, its shape.
 func (get Source) Reshape() step.Step {
-	return step.Step{
-		ID: "reshape", Title: "give the VM its shape", Risk: step.Disruptive,
-		Skip: get.skip((*Replace).reshaped),
-		Do:   get.do((*Replace).reshape),
-	}
+	s := step.Step{ID: "reshape", Title: "give the VM its shape", Risk: step.Disruptive}
+	return get.step(s, (*Replace).reshaped, (*Replace).reshape)
 }
 
 // reshaped is the goal of reshape. A running VM was started with its shape, or will get a newer one.
@@ -792,11 +765,9 @@ func (r *Replace) shapeBefore(vm cluster.VM) (want map[string]string, del []stri
 // Migrate moves the VM, which is off, to the host that its shape names, before the VM gets the rest of its shape. A
 // migration that the plan does not show is done only where it is possible.
 func (get Source) Migrate(planned bool) step.Step {
-	return step.Step{
-		ID: "migrate", Title: "migrate the VM while it is off", Risk: step.Disruptive,
-		Skip: get.skip(func(r *Replace, ctx context.Context) (string, error) { return r.migrated(ctx, r.Shape.Host, planned) }),
-		Do:   get.do(func(r *Replace, ctx context.Context) error { return r.migrate(ctx, r.Shape.Host) }),
-	}
+	return get.step(step.Step{ID: "migrate", Title: "migrate the VM while it is off", Risk: step.Disruptive},
+		func(r *Replace, ctx context.Context) (string, error) { return r.migrated(ctx, r.Shape.Host, planned) },
+		func(r *Replace, ctx context.Context) error { return r.migrate(ctx, r.Shape.Host) })
 }
 
 // migrateBack returns a VM that was migrated for its shape.

@@ -44,13 +44,8 @@ func ParkedOptions(d ParkedDisk) []string {
 
 // Parked lists the node's keys whose disks were handed over to the parking VM.
 func (p Parking) Parked() []string {
-	var keys []string
-	for _, d := range p.Record.Disks {
-		if d.ParkKey != "" && p.VM.Config[d.ParkKey] != "" {
-			keys = append(keys, d.Key)
-		}
-	}
-	return keys
+	there := func(d ParkedDisk) bool { return d.ParkKey != "" && p.VM.Config[d.ParkKey] != "" }
+	return cluster.Each(cluster.Where(p.Record.Disks, there), func(d ParkedDisk) string { return d.Key })
 }
 
 // Opened completes the record of a replacement. It maps the drives that must leave the remembered VM to free keys of
@@ -415,12 +410,10 @@ func (p Parking) LateOne(what string) string {
 
 // Unanswered says of each unanswered request of a record what that may still do, and how long recast waits for it.
 func (p Parking) Unanswered() []string {
-	var out []string
-	for _, what := range slices.Sorted(maps.Keys(p.Record.Sent)) {
+	return cluster.Each(slices.Sorted(maps.Keys(p.Record.Sent)), func(what string) string {
 		within := time.Duration(p.Record.Sent[what]) * time.Second
-		out = append(out, fmt.Sprintf("%s: %s, %s", p.Record.Node, p.LateOne(what), p.Record.guards(what, within)))
-	}
-	return out
+		return fmt.Sprintf("%s: %s, %s", p.Record.Node, p.LateOne(what), p.Record.guards(what, within))
+	})
 }
 
 // guards says which work waits for a request.
@@ -524,10 +517,7 @@ func (r Record) Dangling(ctx context.Context, px cluster.StorageReader, vm, park
 	for _, vm := range []cluster.VM{vm, park} {
 		if now, ok := drive(vm, in.Key); ok && vm.ID == in.From && now.Volid == in.Volid {
 			have, err := px.HasVolume(ctx, vm.Host, in.Volid)
-			if err != nil {
-				return false, fmt.Errorf("look for %s: %w", in.Volid, err)
-			}
-			return !have, nil
+			return err == nil && !have, fault.Prefix("look for "+in.Volid, err)
 		}
 	}
 	return false, nil
@@ -580,12 +570,8 @@ func (p Parking) Freeable(k KeptDisk, vms []cluster.VM) (disk cluster.Disk, agai
 
 // NamedBeside lists what names a volume, apart from its one key on its parking VM.
 func NamedBeside(park cluster.VM, disk cluster.Disk, uses []cluster.Use) []string {
-	var by []string
-	for _, user := range cluster.ReferencedBy(disk.Volid, []cluster.VM{park}) {
-		if user != cluster.PlaceOf(park.ID, disk.Key) {
-			by = append(by, user)
-		}
-	}
+	other := func(user string) bool { return user != cluster.PlaceOf(park.ID, disk.Key) }
+	by := cluster.Where(cluster.ReferencedBy(disk.Volid, []cluster.VM{park}), other)
 	for _, use := range uses {
 		if use.By != park.String() && slices.ContainsFunc(use.Values, func(v string) bool { return namesVolume(v, disk.Volid) }) {
 			by = append(by, use.By)
@@ -598,12 +584,7 @@ func NamedBeside(park cluster.VM, disk cluster.Disk, uses []cluster.Use) []strin
 // exactly as recast left it.
 func (p Parking) KeptDisk(k KeptDisk) (cluster.Disk, error) {
 	disk, err := cluster.ParseDisk(k.Key, p.VM.Config[k.Key])
-	entries := 0
-	for _, other := range p.Record.Kept {
-		if other.Key == k.Key {
-			entries++
-		}
-	}
+	entries := len(cluster.Where(p.Record.Kept, func(other KeptDisk) bool { return other.Key == k.Key }))
 	want := ParkedOptions(ParkedDisk{Key: k.Slot, Options: k.Options})
 	switch {
 	case err != nil:
@@ -735,9 +716,8 @@ func (mem Memory) knownByContent(p PersistentDisk) bool {
 	return is != "" && !slices.ContainsFunc(mem.Persistent, func(q PersistentDisk) bool { return q.Key != p.Key && before.Identity(q.Device) == is })
 }
 
-func (mem Memory) volumesOf(was PersistentDisk) (out []cluster.Volume) {
-	out = append(out, cluster.Where(mem.Volumes, func(v cluster.Volume) bool { return v.Disk == was.Device })...)
-	return out
+func (mem Memory) volumesOf(was PersistentDisk) []cluster.Volume {
+	return cluster.Where(mem.Volumes, func(v cluster.Volume) bool { return v.Disk == was.Device })
 }
 
 // PersistentDisk is a drive that outlives the system, as the machine showed it before the exchange. What the machine
@@ -757,15 +737,14 @@ func PersistentDisks(vm cluster.VM, m cluster.Machine, system string) (known []P
 		return nil, nil, err
 	}
 	for _, d := range drives {
-		if d.Key == system || d.CSI() {
-			continue
-		}
-		on := m.MachineDisks(vm, drives, d.Key)
-		if len(on) != 1 {
+		switch on := m.MachineDisks(vm, drives, d.Key); {
+		case d.Key == system || d.CSI():
+		case len(on) != 1:
 			unknown = append(unknown, d)
-			continue
+		default:
+			disk := on[0]
+			known = append(known, PersistentDisk{Key: d.Key, Device: disk.Device, SizeBytes: disk.SizeBytes, Blank: disk.Blank})
 		}
-		known = append(known, PersistentDisk{Key: d.Key, Device: on[0].Device, SizeBytes: on[0].SizeBytes, Blank: on[0].Blank})
 	}
 	return known, unknown, nil
 }
@@ -814,10 +793,8 @@ func Unprovable(vm cluster.VM, m cluster.Machine, system string) ([]cluster.Obst
 
 // nameIsUnique reports whether the drive's serial or WWN distinguishes it from all others.
 func nameIsUnique(drives []cluster.Disk, d cluster.Disk) bool {
-	for _, option := range []string{"serial", "wwn"} {
-		if name := d.Option(option); name != "" && !slices.ContainsFunc(drives, func(o cluster.Disk) bool { return o.Key != d.Key && o.Option(option) == name }) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc([]string{"serial", "wwn"}, func(option string) bool {
+		same := func(o cluster.Disk) bool { return o.Key != d.Key && o.Option(option) == d.Option(option) }
+		return d.Option(option) != "" && !slices.ContainsFunc(drives, same)
+	})
 }

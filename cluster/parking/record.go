@@ -307,10 +307,8 @@ func (in Intent) Same(as Intent) bool {
 // drives are needed to put them back.
 func (r Record) Remembered() (cluster.VM, error) {
 	m, err := UnpackMemory(r.Memory)
-	if err != nil {
-		return cluster.VM{}, fmt.Errorf("record of node %s: what it remembers of VM %d can't be read: %w", r.Node, r.VMID, err)
-	}
-	return m.VM, nil
+	what := fmt.Sprintf("record of node %s: what it remembers of VM %d can't be read", r.Node, r.VMID)
+	return m.VM, fault.Prefix(what, err)
 }
 
 // CheckConfig compares a machine configuration from the journal with the sum in the record. A node without a new
@@ -376,9 +374,6 @@ func ChangedSettings(vm cluster.VM, blank *cluster.BlankSetting) []string {
 	return keys
 }
 
-// maxMemory bounds an unpacked memory: it is read from a description that anyone may have edited.
-const maxMemory = 1 << 20
-
 // Pack makes a memory small enough for a VM's description.
 func (m Memory) Pack() (string, error) {
 	m.Metadata, m.ConfigSum = cluster.NodeMetadata{}, "" // the sum is beside it in the record
@@ -391,10 +386,8 @@ func (m Memory) Pack() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	if _, err := w.Write(b); err != nil {
-		return "", err
-	}
-	if err := w.Close(); err != nil {
+	_, err = w.Write(b)
+	if err := errors.Join(err, w.Close()); err != nil {
 		return "", err
 	}
 	return base64.RawURLEncoding.EncodeToString(packed.Bytes()), nil
@@ -409,7 +402,7 @@ func UnpackMemory(packed string) (m Memory, err error) {
 	if err != nil {
 		return m, err
 	}
-	if b, err = io.ReadAll(io.LimitReader(r, maxMemory)); err != nil {
+	if b, err = io.ReadAll(io.LimitReader(r, 1<<20)); err != nil { // anyone may have edited the description
 		return m, err
 	}
 	return m, format.Decode(b, &m)
@@ -495,22 +488,15 @@ func (mem Memory) WrongBlank(m cluster.Machine, configured, prepared bool) []err
 	return problems
 }
 
-// imagePartitions are the partitions of a Talos disk image; bootPartitions are those that its first boot with a
-// configuration adds.
-var (
-	imagePartitions = []string{"EFI", "BIOS", "BOOT", "META"}
-	bootPartitions  = []string{"STATE", "EPHEMERAL"}
-)
-
 // strangeOn says how a prepared system disk differs from the disk image; "": it does not. The machine has to run
 // from the disk, and a disk with META and without STATE was never used.
 func strangeOn(m cluster.Machine, device string, configured bool) string {
 	if m.FromISO || m.SystemDisk != device {
 		return fmt.Sprintf("is not the one that the machine booted, which is %s", words.OrNone(m.SystemDisk))
 	}
-	allowed := imagePartitions
+	allowed := []string{"EFI", "BIOS", "BOOT", "META"} // of the disk image
 	if configured {
-		allowed = slices.Concat(imagePartitions, bootPartitions)
+		allowed = append(allowed, "STATE", "EPHEMERAL") // its first boot with a configuration adds these
 	}
 	has := map[string]bool{}
 	for _, v := range m.Volumes {

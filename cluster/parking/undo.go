@@ -121,7 +121,7 @@ func (u *undo) use(name string) {
 	}
 }
 
-// flags renders settings of the remembered VM as flags of qm, in order.
+// flags renders options as flags of qm or ha-manager, in order. A setting of the remembered VM may be read from there.
 func (u *undo) flags(settings map[string]string) string {
 	var b strings.Builder
 	for _, key := range slices.SortedFunc(maps.Keys(settings), cluster.CompareKeys) {
@@ -143,14 +143,6 @@ func (u *undo) value(key string) string {
 	}
 	u.use("old")
 	return `"$(old ` + key + `)"`
-}
-
-func plainFlags(options map[string]string) string {
-	var b strings.Builder
-	for _, key := range slices.SortedFunc(maps.Keys(options), cluster.CompareKeys) {
-		b.WriteString(" --" + key + " " + words.Quote(options[key]))
-	}
-	return b.String()
 }
 
 // switchOff makes sure that nothing starts the VM. It removes a VM whose creation was interrupted: such a VM is
@@ -338,7 +330,7 @@ func (u *undo) setUp() {
 	if ha := u.mem.HA; ha != nil {
 		options := map[string]string{"state": cmp.Or(ha.State, "started")}
 		maps.Copy(options, ha.Settings)
-		u.line(fmt.Sprintf("ha-manager add vm:%d%s", id, plainFlags(options)))
+		u.line(fmt.Sprintf("ha-manager add vm:%d%s", id, u.flags(options)))
 	}
 	u.out = append(u.out, fmt.Sprintf("# unusedN before: %s", words.OrNone(strings.Join(unusedKeys(u.mem.VM), ", "))))
 }
@@ -375,7 +367,7 @@ func (u *undo) setCDs() {
 		}
 	}
 	if len(cds) > 0 {
-		u.line(fmt.Sprintf("qm set %d%s", id, plainFlags(cds)))
+		u.line(fmt.Sprintf("qm set %d%s", id, u.flags(cds)))
 	}
 	if key := cluster.CDKey(u.mem.VM.Config, disks); u.rec.Strategy.System() != cluster.SystemKept && cds[key] == "" {
 		u.line(fmt.Sprintf("has %d %s:", id, key), fmt.Sprintf("qm set %d --delete %s", id, key))
@@ -383,12 +375,6 @@ func (u *undo) setCDs() {
 }
 
 func unusedKeys(vm cluster.VM) []string {
-	var keys []string
-	for key := range vm.Config {
-		if cluster.IsDiskKey(key) && strings.HasPrefix(key, "unused") {
-			keys = append(keys, key)
-		}
-	}
-	slices.SortFunc(keys, cluster.CompareKeys)
-	return keys
+	unused := func(key string) bool { return cluster.IsDiskKey(key) && strings.HasPrefix(key, "unused") }
+	return cluster.Where(slices.SortedFunc(maps.Keys(vm.Config), cluster.CompareKeys), unused)
 }

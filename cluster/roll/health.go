@@ -73,16 +73,8 @@ func (n *node) lacksAfterExchange(ctx context.Context, mem parking.Memory) (stri
 	if m.BootID == mem.BootID && n.Plan.Strategy.From() != cluster.Halfway {
 		return "still the boot from before the replacement", nil
 	}
-	if lacks := n.lacksSystem(m, mem); lacks != "" {
-		return lacks, nil
-	}
-	if lacks := mem.LacksVolume(m, n.Want.AcceptLoss); lacks != "" {
-		return lacks, nil
-	}
-	if stuck := stuck(m, mem.Stuck); stuck != "" {
-		return stuck, nil
-	}
-	if lacks := mem.LacksPlace(m, n.vmToBe(mem)); lacks != "" {
+	lacks := cmp.Or(n.lacksSystem(m, mem), mem.LacksVolume(m, n.Want.AcceptLoss), stuck(m, mem.Stuck))
+	if lacks = cmp.Or(lacks, mem.LacksPlace(m, n.vmToBe(mem))); lacks != "" {
 		return lacks, nil
 	}
 	if lacks, err := n.etcd.lacks(ctx, mem); err != nil || lacks != "" {
@@ -103,10 +95,7 @@ func (n *node) lacksSystem(m cluster.Machine, mem parking.Memory) string {
 		if n.Plan.Strategy.System() == cluster.SystemKept && m.Schematic.LockHash() != n.Plan.Restore.Build {
 			return "runs the image of lock " + words.OrNone(words.Short(m.Schematic.LockHash()))
 		}
-		if !n.runsFromIts(m, mem) {
-			return fmt.Sprintf("it runs from %s, not from its old system disk", words.OrNone(m.SystemDisk))
-		}
-		return ""
+		return n.runsFrom(m, mem, "its old system disk")
 	}
 	if reasons := cluster.DiffImage(n.Want.Build, m.RunningSystem, n.roller.History); len(reasons) > 0 {
 		return "runs the wrong image: " + reasons[0].Text
@@ -114,21 +103,18 @@ func (n *node) lacksSystem(m cluster.Machine, mem parking.Memory) string {
 	if m.FromISO { // even if healthy: a disk on which the installer failed is reported as the system disk too
 		return "it runs from its boot ISO still, not from its new disk"
 	}
-	if !n.runsFromIts(m, mem) {
-		return fmt.Sprintf("it runs from %s, not from the new system disk", words.OrNone(m.SystemDisk))
-	}
-	return ""
+	return n.runsFrom(m, mem, "the new system disk")
 }
 
-// runsFromIts says whether the machine runs from the system disk that it should have.
-func (n *node) runsFromIts(m cluster.Machine, mem parking.Memory) bool {
+// runsFrom says whether the machine does not run from the system disk that it should have.
+func (n *node) runsFrom(m cluster.Machine, mem parking.Memory, its string) string {
 	vm := n.vmToBe(mem)
-	drives, err := vm.Bootable()
-	if err != nil {
-		return false
+	if drives, err := vm.Bootable(); err == nil {
+		if disks := m.MachineDisks(vm, drives, mem.SystemKey); len(disks) == 1 && disks[0].Device == m.SystemDisk {
+			return ""
+		}
 	}
-	disks := m.MachineDisks(vm, drives, mem.SystemKey)
-	return len(disks) == 1 && disks[0].Device == m.SystemDisk
+	return fmt.Sprintf("it runs from %s, not from %s", words.OrNone(m.SystemDisk), its)
 }
 
 // sentBack ends the wait for a machine that is in maintenance mode again. If an installation fails, machined exits, and
@@ -315,24 +301,10 @@ func (n healing) awaitBefore(ctx context.Context) error {
 // out, or has let go, does not count.
 func (n healing) against(systems []replica.System) string {
 	exposed := replica.Exposed(systems, n.Plan.Node, func(node string) bool { return n.Out.Has(node) || slices.Contains(n.leaving.names, node) })
-	var texts []string
-	for _, e := range exposed {
-		if e.Refuses(n.Plan.Strategy.VM() == cluster.VMGone) {
-			texts = append(texts, e.String())
-		}
-	}
-	if len(texts) == 0 {
-		return ""
-	}
-	text := strings.Join(texts[:min(len(texts), shown)], "; ")
-	if more := len(texts) - shown; more > 0 {
-		text += fmt.Sprintf("; and %d more", more)
-	}
-	return text
+	removes := n.Plan.Strategy.VM() == cluster.VMGone
+	exposed = cluster.Where(exposed, func(e replica.Exposure) bool { return e.Refuses(removes) })
+	return words.First(cluster.Each(exposed, replica.Exposure.String))
 }
-
-// shown is how many volumes fit on a line.
-const shown = 3
 
 func (n healing) awaitAfter(ctx context.Context) error {
 	var ailing []string
@@ -482,18 +454,16 @@ func holdsOf(ctx context.Context, kube replica.HoldReader) (holds []replica.Hold
 	return holds, err
 }
 
-// readTimeout leaves time to give something back within giveBackTimeout.
-const readTimeout = 20 * time.Second
-
-// giveBackTimeout limits giving back at the end of a run: a user who pressed Ctrl-C is waiting. It is longer
-// than a request waits for its answer.
-const giveBackTimeout = 40 * time.Second
+const (
+	// giveBackTimeout limits giving back at the end of a run: a user who pressed Ctrl-C is waiting. It is longer
+	// than a request waits for its answer.
+	giveBackTimeout = 40 * time.Second
+	readTimeout     = giveBackTimeout / 2 // leaves time to give something back
+)
 
 func notGivenBack(err error) error {
-	if err == nil {
-		return nil
-	}
-	return fault.WithHint(fmt.Errorf("give back what storage systems were told: %w", err), "the next recast roll or recast undo does; recast doctor says what is left")
+	return fault.WithHint(fault.Prefix("give back what storage systems were told", err),
+		"the next recast roll or recast undo does; recast doctor says what is left")
 }
 
 // served waits for pods with volumes on iSCSI or NVMe-oF: a node with another system disk has other names, which servers
@@ -624,7 +594,7 @@ func (n served) named(ctx context.Context, protocol string) (name string) {
 	if n.Files == nil {
 		return ""
 	}
-	ctx, cancel := context.WithTimeout(ctx, fileTimeout)
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()
 	at := cluster.InitiatorFile(protocol)
 	_ = n.Files.Files(ctx, n.Plan.Addr, n.Plan.UUID, func(ctx context.Context, files cluster.MachineFiles) error { // the name is then derived
@@ -632,8 +602,6 @@ func (n served) named(ctx context.Context, protocol string) (name string) {
 	})
 	return name
 }
-
-const fileTimeout = 10 * time.Second
 
 func readName(ctx context.Context, files cluster.MachineFiles, at string, name *string) error {
 	var size int64
@@ -644,7 +612,7 @@ func readName(ctx context.Context, files cluster.MachineFiles, at string, name *
 		}
 		return nil
 	})
-	if err != nil || size == 0 || size > maxName {
+	if err != nil || size == 0 || size > 4<<10 { // no file of a name is larger
 		return err
 	}
 	var text strings.Builder
@@ -659,9 +627,6 @@ func readName(ctx context.Context, files cluster.MachineFiles, at string, name *
 	}
 	return nil
 }
-
-// maxName bounds a file with a name.
-const maxName = 4 << 10
 
 // serving is the VM of a node that serves.
 type serving struct {

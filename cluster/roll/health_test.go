@@ -181,7 +181,7 @@ func TestNamesNow(t *testing.T) {
 			[]string{"its name for iSCSI is now iqn.1993-08.org.debian:01:x", "its name for NVMe-oF is now nqn.2014-08.org.nvmexpress:uuid:y"},
 		},
 		"no such files":    {files{}, id, derived},
-		"no names in them": {files{"/etc/iscsi/initiatorname.iscsi": "GenerateName=yes\n", "/etc/nvme/hostnqn": strings.Repeat("nqn.x", maxName)}, id, derived},
+		"no names in them": {files{"/etc/iscsi/initiatorname.iscsi": "GenerateName=yes\n", "/etc/nvme/hostnqn": strings.Repeat("nqn.x", 4<<10)}, id, derived},
 		"not readable":     {nil, id, derived},
 		"nothing is known": {nil, "", []string{"its name for iSCSI is now unknown: see talosctl -n 10.0.0.21 read /etc/iscsi/initiatorname.iscsi", "its name for NVMe-oF is now unknown: see talosctl -n 10.0.0.21 read /etc/nvme/hostnqn"}},
 	} {

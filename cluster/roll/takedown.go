@@ -99,13 +99,12 @@ func (n *node) recall(ctx context.Context) (parking.Memory, error) {
 // notToCome lists the volumes that are stuck, and those that somebody made on the system disk: Talos makes none of
 // them again.
 func notToCome(m cluster.Machine) []cluster.VolumeStatus {
-	out := m.Stuck()
-	for _, s := range m.VolumeStatuses {
-		if strings.HasPrefix(s.ID, cluster.ExistingVolume) && s.Disk == m.SystemDisk {
-			out = append(out, cluster.VolumeStatus{ID: s.ID, Phase: "missing"})
-		}
-	}
-	return out
+	made := cluster.Where(m.VolumeStatuses, func(s cluster.VolumeStatus) bool {
+		return strings.HasPrefix(s.ID, cluster.ExistingVolume) && s.Disk == m.SystemDisk
+	})
+	return append(m.Stuck(), cluster.Each(made, func(s cluster.VolumeStatus) cluster.VolumeStatus {
+		return cluster.VolumeStatus{ID: s.ID, Phase: "missing"}
+	})...)
 }
 
 // provenDisks returns the persistent disks. The plan has refused disks that could not be proven in
@@ -235,13 +234,9 @@ func (n *node) rememberStep(title string, open func(context.Context) error) step
 func (n *node) awaitDetached(ctx context.Context, id string, within time.Duration) error {
 	err := n.Watch(ctx, id, wait.For{Name: "volumes of " + n.Plan.Node + " detached", Timeout: within, Watches: []wait.Watch{n.WatchDetached}}, func(ctx context.Context) (bool, string, error) {
 		volumes, err := n.Kube.AttachedVolumes(ctx, n.Plan.Node)
-		var names []string
-		for _, v := range volumes {
-			if v.User == "" {
-				names = append(names, v.String())
-			}
-		}
-		return err == nil && len(names) == 0, "still attached: " + strings.Join(names, "; "), err
+		left := cluster.Where(volumes, func(v cluster.AttachedVolume) bool { return v.User == "" })
+		names := cluster.Each(left, cluster.AttachedVolume.String)
+		return err == nil && len(left) == 0, "still attached: " + strings.Join(names, "; "), err
 	})
 	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
 		return fault.WithHint(fault.DrainBlocked.Of(err), "a volume's driver detaches it once no pod of the node uses it: see its controller's logs and kubectl describe volumeattachments; "+
@@ -384,22 +379,18 @@ func (n *node) systemParked(ctx context.Context) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	for _, d := range park.Record.Disks {
-		if d.System {
-			reason, err := exchange.IsParked(park.VM, d)
-			return reason != "", err
-		}
+	d, known := cluster.Find(park.Record.Disks, func(d parking.ParkedDisk) bool { return d.System })
+	if !known {
+		return false, nil
 	}
-	return false, nil
+	reason, err := exchange.IsParked(park.VM, d)
+	return reason != "", err
 }
 
 // mark returns the mark on the Node; nil: it has none.
 func (n *node) mark(ctx context.Context) (*cluster.Mark, error) {
 	k, err := n.KubeNode(ctx)
-	if err != nil {
-		return nil, err
-	}
-	return k.Mark, nil
+	return k.Mark, err
 }
 
 func (n *node) drainStep(drain func(context.Context) error) step.Step {
@@ -494,14 +485,10 @@ func (n *node) stopped(ctx context.Context) (string, error) {
 	var ha *cluster.HAResource
 	var errHA error
 	err := wait.All(
-		func() (err error) {
-			vm, err = n.Proxmox.VM(ctx, n.Plan.VMID)
-			return err
-		},
-		func() error {
-			ha, errHA = n.Proxmox.HAResource(ctx, n.Plan.VMID)
-			return nil
-		},
+		wait.Into(&vm, func() (cluster.VM, error) { return n.Proxmox.VM(ctx, n.Plan.VMID) }),
+		wait.Aside(&errHA, wait.Into(&ha, func() (*cluster.HAResource, error) {
+			return n.Proxmox.HAResource(ctx, n.Plan.VMID)
+		})),
 	)
 	switch {
 	case errors.Is(err, cluster.ErrNotFound):
@@ -535,18 +522,11 @@ func (n *node) start(ctx context.Context) error {
 	var r *exchange.Replace
 	var errOthers, errRecord error
 	err := wait.All(
-		func() (err error) {
-			vm, err = n.Proxmox.VM(ctx, n.Plan.VMID)
-			return err
-		},
-		func() error {
-			others, errOthers = exchange.ReadOthers(ctx, n.Proxmox, n.Plan.VMID)
-			return nil
-		},
-		func() error {
-			r, errRecord = n.record.read(ctx)
-			return nil
-		},
+		wait.Into(&vm, func() (cluster.VM, error) { return n.Proxmox.VM(ctx, n.Plan.VMID) }),
+		wait.Aside(&errOthers, wait.Into(&others, func() (exchange.Others, error) {
+			return exchange.ReadOthers(ctx, n.Proxmox, n.Plan.VMID)
+		})),
+		wait.Aside(&errRecord, wait.Into(&r, func() (*exchange.Replace, error) { return n.record.read(ctx) })),
 	)
 	switch {
 	case err != nil:

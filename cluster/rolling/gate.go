@@ -18,6 +18,7 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/internal/wait"
+	"github.com/recast-sh/recast/internal/words"
 )
 
 // CheckGate is the last check before the node is taken out: it reads again everything that the plan was made from,
@@ -592,13 +593,9 @@ func (n *Node) otherParkings(ctx context.Context) ([]parking.Parking, error) {
 	if !away {
 		n.Late.SawAll(all)
 	}
-	var out []parking.Parking
-	for _, p := range all {
-		if p.Record.Node != n.Plan.Node && p.Record.ControlPlane && len(p.Record.Sent) > 0 {
-			out = append(out, p)
-		}
-	}
-	return out, nil
+	return cluster.Where(all, func(p parking.Parking) bool {
+		return p.Record.Node != n.Plan.Node && p.Record.ControlPlane && len(p.Record.Sent) > 0
+	}), nil
 }
 
 // forgetLate removes requests that can no longer come from closed records. No other control plane is
@@ -665,14 +662,8 @@ func (n *Node) leavingNow(ctx context.Context) (c strategy.Candidate, leaves boo
 	var vm cluster.VM
 	var errVM error
 	err = wait.All(
-		func() (err error) {
-			park, err = n.Parking(ctx)
-			return err
-		},
-		func() error {
-			vm, errVM = n.Proxmox.VM(ctx, n.Plan.VMID)
-			return nil
-		},
+		wait.Into(&park, func() (parking.Parking, error) { return n.Parking(ctx) }),
+		wait.Aside(&errVM, wait.Into(&vm, func() (cluster.VM, error) { return n.Proxmox.VM(ctx, n.Plan.VMID) })),
 	)
 	if err == nil && park.Record.Open && park.Record.Run == n.Run {
 		f.Parking = &park
@@ -897,19 +888,9 @@ func verdictOf(j cluster.Judged, g cluster.ObjectGate) (holds bool, seen string,
 	case len(j.Failing) == 0:
 		return true, "", nil
 	}
-	var texts []string
-	for _, f := range j.Failing[:min(len(j.Failing), shownObjects)] {
-		texts = append(texts, f.Name+": "+f.Why)
-	}
-	seen = strings.Join(texts, "; ")
-	if more := len(j.Failing) - shownObjects; more > 0 {
-		seen += fmt.Sprintf("; and %d more", more)
-	}
+	seen = words.First(cluster.Each(j.Failing, func(f cluster.FailingObject) string { return f.Name + ": " + f.Why }))
 	return false, fmt.Sprintf("%d of %d: %s", len(j.Failing), j.Objects, seen), nil
 }
-
-// shownObjects is how many objects fit on a line.
-const shownObjects = 3
 
 // UserGates asks the gates about one node in a roll, before it goes and after it is back.
 type UserGates struct {
@@ -933,8 +914,7 @@ func (n UserGates) After() []step.Step {
 // Before returns the step before the final gate check: waiting is cheap while nothing was touched.
 // If the node is already out, the gates can't be expected to hold.
 func (n UserGates) Before() []step.Step {
-	switch {
-	case len(n.Gates) == 0 || n.Plan.Resume || n.Plan.OnlyTidies():
+	if len(n.Gates) == 0 || n.Plan.Resume || n.Plan.OnlyTidies() {
 		return nil
 	}
 	return []step.Step{{ID: "ask-gates", Code: fault.GateClosed, Title: "ask the gates before " + n.Plan.Node + " goes", Yields: true, Do: n.awaitBefore}}

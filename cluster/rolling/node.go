@@ -61,33 +61,18 @@ type Roll struct {
 }
 
 // outNodes are the nodes that this roll has taken out and not finished.
-type outNodes struct {
-	mu    sync.Mutex
-	names map[string]bool
-}
+type outNodes struct{ names sync.Map }
 
 // Add marks a node as taken out.
-func (o *outNodes) Add(name string) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	if o.names == nil {
-		o.names = map[string]bool{}
-	}
-	o.names[name] = true
-}
+func (o *outNodes) Add(name string) { o.names.Store(name, true) }
 
 // Remove marks a node as back.
-func (o *outNodes) Remove(name string) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	delete(o.names, name)
-}
+func (o *outNodes) Remove(name string) { o.names.Delete(name) }
 
 // Has says whether this roll has the node out.
 func (o *outNodes) Has(name string) bool {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.names[name]
+	_, out := o.names.Load(name)
+	return out
 }
 
 // Node is one node in a roll: what the plan says about it, and what its record and the journal remember. It caches
@@ -402,9 +387,7 @@ func Repeat(ctx context.Context, every, within time.Duration, say func(string), 
 	_ = wait.Until(ctx, w, func(ctx context.Context) (bool, string, error) { // err says how it ended
 		err = do(ctx)
 		switch {
-		case !cluster.IsUnanswered(err):
-			return true, "", nil
-		case ctx.Err() != nil:
+		case !cluster.IsUnanswered(err), ctx.Err() != nil:
 			return true, "", nil
 		case since.IsZero():
 			since = time.Now()
@@ -511,16 +494,12 @@ func (n *Node) FreeSteps(path string) []step.Step {
 				}
 				return "", nil
 			},
-			Do: func(ctx context.Context) error { return n.free(ctx, ref, path+"/"+id, "recast prune can free it") },
+			Do: func(ctx context.Context) error {
+				return n.stay(ctx, ref, ref.Free(ctx, n.Proxmox, n.uses), path+"/"+id, "recast prune can free it")
+			},
 		})
 	}
 	return steps
-}
-
-// free frees a disk that is no longer needed. If that fails, the roll goes on, because the node is as it should be:
-// the disk stays, and hint says what frees it.
-func (n *Node) free(ctx context.Context, ref exchange.KeptRef, path, hint string) error {
-	return n.stay(ctx, ref, ref.Free(ctx, n.Proxmox, n.uses), path, hint)
 }
 
 func (n *Node) uses(ctx context.Context) ([]cluster.Use, error) {
@@ -528,7 +507,8 @@ func (n *Node) uses(ctx context.Context) ([]cluster.Use, error) {
 	return parking.UsesOf(vms), fault.Prefix("read Proxmox", err)
 }
 
-// stay records that a disk stays, if err says why it was not freed, and returns an error if the roll must not go on.
+// stay records that a disk stays, if err says why it was not freed, and returns an error if the roll must not go on:
+// the node is as it should be, and hint says what frees the disk.
 func (n *Node) stay(ctx context.Context, ref exchange.KeptRef, err error, path, hint string) error {
 	if err == nil || ctx.Err() != nil || fault.KindOf(err) == fault.Claimed {
 		return err
@@ -591,13 +571,9 @@ func (n *Node) RemovedFreed(ctx context.Context) (string, error) {
 }
 
 // going lists the disks of a removed node that are about to be freed.
-func going(park parking.Parking) (out []parking.KeptDisk) {
-	for _, k := range park.Record.Kept {
-		if k.Removed && k.Going && !park.Record.Open {
-			out = append(out, k)
-		}
-	}
-	return out
+func going(park parking.Parking) []parking.KeptDisk {
+	going := func(k parking.KeptDisk) bool { return k.Removed && k.Going && !park.Record.Open }
+	return cluster.Where(park.Record.Kept, going)
 }
 
 // Published finds what recast publish has put on the storages of Proxmox for a node's wanted build, as one host sees it.

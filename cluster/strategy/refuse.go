@@ -33,8 +33,15 @@ func (c Candidate) Against() (all map[cluster.Strategy][]string, recreate []clus
 	if recreate = c.Doubled(); len(recreate) > 0 {
 		return always(cluster.Texts(recreate)), recreate
 	}
-	recreate = c.againstRecreate()
-	return map[cluster.Strategy][]string{cluster.Recreate: cluster.Texts(recreate), cluster.Reimage: cluster.Texts(c.againstReimage()), cluster.InPlace: c.againstInPlace()}, recreate
+	both := c.againstReplacing()
+	recreate = slices.Concat(both, inWords(c.AgainstArgs(cluster.Recreate)), c.Tied(), c.Replicated(cluster.Recreate),
+		unwritable(c), c.unprovable(), inWords(c.Immovable(cluster.Recreate)))
+	reimage := slices.Concat(both, inWords(c.AgainstArgs(cluster.Reimage)), c.Replicated(cluster.Reimage),
+		inWords(c.Immovable(cluster.Reimage)))
+	return map[cluster.Strategy][]string{
+		cluster.Recreate: cluster.Texts(recreate), cluster.Reimage: cluster.Texts(reimage),
+		cluster.InPlace: c.againstInPlace(),
+	}, recreate
 }
 
 // always returns reasons that count against every strategy.
@@ -72,16 +79,6 @@ func (c Candidate) againstInPlace() []string {
 			c.System.Key, c.System.Option("size"), c.SystemGiB))
 	}
 	return out
-}
-
-// againstRecreate says why the VM can't be deleted and recreated.
-func (c Candidate) againstRecreate() []cluster.Obstacle {
-	return slices.Concat(c.againstReplacing(), inWords(c.AgainstArgs(cluster.Recreate)), c.Tied(), c.Replicated(cluster.Recreate), unwritable(c), c.unprovable(), inWords(c.Immovable(cluster.Recreate)))
-}
-
-// againstReimage says why the VM can't get a blank system disk.
-func (c Candidate) againstReimage() []cluster.Obstacle {
-	return slices.Concat(c.againstReplacing(), inWords(c.AgainstArgs(cluster.Reimage)), c.Replicated(cluster.Reimage), inWords(c.Immovable(cluster.Reimage)))
 }
 
 // AgainstReshape says why the VM can't be stopped, given other settings, and started again.
@@ -131,24 +128,22 @@ func (c Candidate) Occupied() []cluster.Obstacle { return c.occupied(true) }
 
 // occupied is Occupied for a change with which disks leave the VM, or stay.
 func (c Candidate) occupied(disksLeave bool) []cluster.Obstacle {
-	var out []cluster.Obstacle
-	add := func(command, format string, args ...any) {
-		out = append(out, cluster.Obstacle{Text: fmt.Sprintf(format, args...), Command: command})
-	}
+	var out obstacles
 	for _, vm := range c.Found.Unrecorded {
 		set := fmt.Sprintf("qm set %d --name kept-%s", vm.ID, c.Name)
-		add(set, "%s was its parking VM, and its Notes, which someone has edited, no longer say what its disks are (it has %s): put the Notes back as they were. "+
+		out.add(set, "%s was its parking VM, and its Notes, which someone has edited, no longer say what its disks are (it has %s): put the Notes back as they were. "+
 			"If nobody has them any more, %s has recast leave that VM and its disks alone, and make another one", vm, cluster.DrivesOf(vm), set)
 	}
 	if c.VM.Template {
-		add("", "the VM is a template: a node can't be one")
+		out.add("", "the VM is a template: a node can't be one")
 	}
 	if c.VM.Lock != "" {
-		add("", "the VM is locked (%s): wait until that task has ended", c.VM.Lock)
+		out.add("", "the VM is locked (%s): wait until that task has ended", c.VM.Lock)
 	}
 	if state := c.VM.Config["vmstate"]; state != "" {
 		// A delete frees the saved state (PVE/QemuServer.pm, destroy_vm), a start resumes from it.
-		add("", "the VM's memory is on disk (%s), as that of one that is suspended: resume it (qm resume %d)", state, c.VM.ID)
+		out.add("", "the VM's memory is on disk (%s), as that of one that is suspended: resume it (qm resume %d)",
+			state, c.VM.ID)
 	}
 	snapshots := c.Found.Ties.Snapshots
 	if parent := c.VM.Config["parent"]; len(snapshots) == 0 && parent != "" {
@@ -158,14 +153,14 @@ func (c Candidate) occupied(disksLeave bool) []cluster.Obstacle {
 		commands := cluster.Each(snapshots, func(s string) string {
 			return fmt.Sprintf("qm delsnapshot %d %s", c.VM.ID, words.Quote(s))
 		})
-		add(strings.Join(commands, " && "), "the VM has snapshots (%s), whose disks can't leave it: delete them first", strings.Join(snapshots, ", "))
+		out.add(strings.Join(commands, " && "), "the VM has snapshots (%s), whose disks can't leave it: delete them first", strings.Join(snapshots, ", "))
 	}
 	for _, what := range c.Found.Ties.Busy {
-		add("", "%s: wait until that is over", what)
+		out.add("", "%s: wait until that is over", what)
 	}
 	// affinity only selects processors of the host: no proof about the machine depends on it.
 	if pending := slices.DeleteFunc(slices.Clone(c.VM.Pending), func(key string) bool { return key == "affinity" }); len(pending) > 0 {
-		add(fmt.Sprintf("qm set %d --revert %s", c.VM.ID, words.Quote(strings.Join(pending, ","))),
+		out.add(fmt.Sprintf("qm set %d --revert %s", c.VM.ID, words.Quote(strings.Join(pending, ","))),
 			"the VM has pending changes (%s): restart it or revert them", strings.Join(pending, ", "))
 	}
 	return append(out, missingBoot(c)...)
@@ -173,26 +168,24 @@ func (c Candidate) occupied(disksLeave bool) []cluster.Obstacle {
 
 // Tied lists what would be deleted with the VM.
 func (c Candidate) Tied() []cluster.Obstacle {
-	out := cluster.Each(c.Found.Ties.Dropped, func(what string) cluster.Obstacle {
-		return cluster.Obstacle{Text: fmt.Sprintf("the VM has %s, which a delete would drop: remove it, or use reimage", what)}
-	})
+	var out obstacles
+	for _, what := range c.Found.Ties.Dropped {
+		out.add("", "the VM has %s, which a delete would drop: remove it, or use reimage", what)
+	}
 	for _, e := range c.Found.Ties.ACL {
-		out = append(out, cluster.Obstacle{
-			Text: fmt.Sprintf("the VM has an ACL entry at %s (%s), which a delete would drop: remove it, and after the roll pveum acl modify %s; or use reimage",
-				e.Path, e.Words(), e.Arguments()+e.Propagates()),
-			Command: "pveum acl delete " + e.Arguments(),
-		})
+		out.add("pveum acl delete "+e.Arguments(), "the VM has an ACL entry at %s (%s), which a delete would drop: remove it, and after the roll pveum acl modify %s; or use reimage",
+			e.Path, e.Words(), e.Arguments()+e.Propagates())
 	}
 	for _, v := range c.Found.Ties.VNets {
 		switch { // pve-network, PVE/Network/SDN/Vnets.pm, del_ips_from_mac and add_next_free_cidr
 		case v.Hidden:
-			out = append(out, cluster.Obstacle{Text: fmt.Sprintf("the VM is on %s, which Proxmox does not show the token, so it is unknown whether a zone of its SDN keeps the VM's address (IPAM): grant the token SDN.Use on it, or use reimage", v.Name)})
+			out.add("", "the VM is on %s, which Proxmox does not show the token, so it is unknown whether a zone of its SDN keeps the VM's address (IPAM): grant the token SDN.Use on it, or use reimage", v.Name)
 		case v.IPAM:
-			out = append(out, cluster.Obstacle{Text: fmt.Sprintf("the VM is on VNet %s, whose zone keeps its address (IPAM), frees it with the VM, and gives a new VM the next one: use reimage", v.Name)})
+			out.add("", "the VM is on VNet %s, whose zone keeps its address (IPAM), frees it with the VM, and gives a new VM the next one: use reimage", v.Name)
 		}
 	}
 	if n := c.Found.Node; n != nil && n.ProviderID != "" {
-		out = append(out, cluster.Obstacle{Text: fmt.Sprintf("its Node has providerID %s: a cloud controller deletes the Node with its VM: use reimage", n.ProviderID)})
+		out.add("", "its Node has providerID %s: a cloud controller deletes the Node with its VM: use reimage", n.ProviderID)
 	}
 	return out
 }
@@ -215,34 +208,26 @@ const would = "would configure the blank machine before recast can"
 // preconfigured lists what would configure the blank machine before recast does, and so choose the
 // disk to install on: see cluster.Build.OwnConfig.
 func (c Candidate) preconfigured() []cluster.Obstacle {
-	var out []cluster.Obstacle
-	add := func(format string, args ...any) {
-		out = append(out, cluster.Obstacle{Text: fmt.Sprintf(format, args...)})
-	}
-	if customUserData(c.VM) {
-		out = append(out, cluster.Obstacle{
-			Text:    fmt.Sprintf("cicustom's user data (%s) %s: remove its user= part", c.VM.Config["cicustom"], would),
-			Command: keepCustom(c),
-		})
+	var out obstacles
+	if custom := c.VM.Config["cicustom"]; strings.Contains(","+custom, ",user=") {
+		out.add(keepCustom(c), "cicustom's user data (%s) %s: remove its user= part", custom, would)
 	}
 	if serial := smbiosSerial(c.VM.Config["smbios1"]); strings.Contains(serial, "ds=nocloud") {
-		add("the SMBIOS serial %q %s: remove it from smbios1", serial, would)
+		out.add("", "the SMBIOS serial %q %s: remove it from smbios1", serial, would)
 	}
 	for _, sign := range []string{"ds=nocloud", "talos.config", "siderolink.api"} {
 		if strings.Contains(c.VM.Config["args"], sign) {
-			add("the VM's args name %s, which %s: remove that", sign, would)
+			out.add("", "the VM's args name %s, which %s: remove that", sign, would)
 		}
 	}
 	out = append(out, inWords(BringsConfig(c.Build))...)
 	for _, arg := range c.Machine.ConfigArgs {
 		if !slices.ContainsFunc(c.Build.KernelArgs, func(wanted string) bool { return cluster.ArgName(wanted) == cluster.ArgName(arg) }) {
-			add("the machine was booted with the kernel argument %s, which %s: roll in-place once, to an image without it", cluster.ArgName(arg), would)
+			out.add("", "the machine was booted with the kernel argument %s, which %s: roll in-place once, to an image without it", cluster.ArgName(arg), would)
 		}
 	}
 	return out
 }
-
-func customUserData(vm cluster.VM) bool { return strings.Contains(","+vm.Config["cicustom"], ",user=") }
 
 // smbiosSerial returns the serial number in a VM's smbios1, where all values but the UUID may be in base64
 // (qemu-server, PVE/QemuServer.pm, pve-qm-smbios1).
@@ -259,14 +244,9 @@ func smbiosSerial(smbios string) string {
 
 // Accepted lists the data of the system disk that may be lost, for the plan.
 func (c Candidate) Accepted() []string {
-	var out []string
 	lost, _ := losses(c)
-	for _, l := range lost {
-		if l.accepted(c.AcceptLoss) {
-			out = append(out, l.what+" on the system disk will be lost")
-		}
-	}
-	return out
+	accepted := cluster.Where(lost, func(l loss) bool { return l.accepted(c.AcceptLoss) })
+	return cluster.Each(accepted, func(l loss) string { return l.what + " on the system disk will be lost" })
 }
 
 // Leaving returns the node with the system disk that a strategy now removes from it; leaves is false if there is no
@@ -340,44 +320,43 @@ func (c Candidate) unreachable() []cluster.Obstacle {
 
 // Entangled lists disks that do not belong to the node alone.
 func (c Candidate) Entangled() []cluster.Obstacle {
-	var out []cluster.Obstacle
-	add := func(format string, args ...any) {
-		out = append(out, cluster.Obstacle{Text: fmt.Sprintf(format, args...)})
-	}
+	var out obstacles
 	for _, d := range c.Disks {
 		if d.Flag("snapshot") {
-			add("%s", thrownAway(d.Key))
+			out.add("", "%s", thrownAway(d.Key))
 		}
 		switch {
 		case d.CDROM && !d.CloudInit():
 			if why := strangeMedium(c, d); why != "" {
-				add("%s", why)
+				out.add("", "%s", why)
 			}
 			continue
 		case d.OfHost() && d.Key == c.System.Key:
-			add("the system disk %s is a device of the host (%s), which can't be parked: give the node a volume for it, or use in-place", d.Key, d.Volid)
+			out.add("", "the system disk %s is a device of the host (%s), which can't be parked: give the node a volume for it, or use in-place", d.Key, d.Volid)
 			continue
 		case d.OfHost(): // stays with a VM that stays
 		case d.LikeCSI() && d.Owner != c.VM.ID && d.Owner != c.Holder:
 			out = append(out, d.Unclaimed(c.VM))
 			continue
 		case d.Owner == 0:
-			add("%s (%s) carries no VM's number, so its owner is unknown: give the node a volume instead", d.Key, d.Volid)
+			out.add("", "%s (%s) carries no VM's number, so its owner is unknown: give the node a volume instead",
+				d.Key, d.Volid)
 		case d.Owner == c.VM.ID:
 		case d.Owner != c.Holder && !exists(c, d.Owner):
-			add("%s (%s) carries the number of VM %d, which does not exist: reassign it to VM %d",
+			out.add("", "%s (%s) carries the number of VM %d, which does not exist: reassign it to VM %d",
 				d.Key, d.Volid, d.Owner, c.VM.ID)
 		case d.Owner != c.Holder:
-			add("%s (%s) belongs to VM %d: name that as nodes[].holder, or reassign the disk to VM %d", d.Key, d.Volid, d.Owner, c.VM.ID)
+			out.add("", "%s (%s) belongs to VM %d: name that as nodes[].holder, or reassign the disk to VM %d", d.Key, d.Volid, d.Owner, c.VM.ID)
 		case exists(c, d.Owner) && heldElsewhere(c, d):
-			add("%s (%s) carries the number of its holder, VM %d, but that is on another host and storage %s is not shared: what the holder has under that name is another volume. Reassign this one to VM %d",
+			out.add("", "%s (%s) carries the number of its holder, VM %d, but that is on another host and storage %s is not shared: what the holder has under that name is another volume. Reassign this one to VM %d",
 				d.Key, d.Volid, d.Owner, d.Storage(), c.VM.ID)
 		case d.Key == c.System.Key:
-			add("the system disk %s (%s) belongs to the holder, VM %d: reassign it to VM %d", d.Key, d.Volid, d.Owner, c.VM.ID)
+			out.add("", "the system disk %s (%s) belongs to the holder, VM %d: reassign it to VM %d",
+				d.Key, d.Volid, d.Owner, c.VM.ID)
 		}
 	}
 	if c.Holder != 0 && !exists(c, c.Holder) {
-		add("its holder, VM %d, does not exist: correct nodes[].holder", c.Holder)
+		out.add("", "its holder, VM %d, does not exist: correct nodes[].holder", c.Holder)
 	}
 	return out
 }
@@ -429,13 +408,10 @@ func heldElsewhere(c Candidate, d cluster.Disk) bool {
 
 // rawDevices lists drives that a token can't give to a new VM (API2/Qemu.pm, check_storage_access).
 func (c Candidate) rawDevices() []cluster.Obstacle {
-	var out []cluster.Obstacle
-	for _, d := range c.Disks {
-		if d.OfHost() && !d.CDROM && d.Key != c.System.Key {
-			out = append(out, cluster.Obstacle{Text: fmt.Sprintf("%s is a device of the host (%s), which only root@pam can attach, so a new VM could not have it: give the node a volume instead, or use reimage", d.Key, d.Volid)})
-		}
-	}
-	return out
+	raw := cluster.Where(c.Disks, func(d cluster.Disk) bool { return d.OfHost() && !d.CDROM && d.Key != c.System.Key })
+	return inWords(cluster.Each(raw, func(d cluster.Disk) string {
+		return fmt.Sprintf("%s is a device of the host (%s), which only root@pam can attach, so a new VM could not have it: give the node a volume instead, or use reimage", d.Key, d.Volid)
+	}))
 }
 
 // strangeMedium describes a medium in a CD drive that is no ISO. The boot ISO would replace it for good; a disk
@@ -513,7 +489,7 @@ func onLocalZFS(c Candidate, d cluster.Disk) bool {
 
 // Irreplaceable lists the data of the system disk that acceptLoss does not name.
 func (c Candidate) Irreplaceable() []cluster.Obstacle {
-	var out []cluster.Obstacle
+	var out obstacles
 	lost, _ := losses(c)
 	for _, l := range lost {
 		what, remedy := "is on the system disk", "move it to a disk of its own"
@@ -525,10 +501,7 @@ func (c Candidate) Irreplaceable() []cluster.Obstacle {
 		case l.lift != "":
 			remedy = l.lift + "; or " + remedy
 		}
-		out = append(out, cluster.Obstacle{
-			Text:    fmt.Sprintf("%s %s and would be lost: %s, or name %s in nodes[].acceptLoss", l.what, what, remedy, l.name),
-			Command: l.command,
-		})
+		out.add(l.command, "%s %s and would be lost: %s, or name %s in nodes[].acceptLoss", l.what, what, remedy, l.name)
 	}
 	return out
 }
@@ -899,20 +872,17 @@ func unverifiable(c Candidate) []string {
 // does not start a VM without these files (PVE/QemuServer/Cloudinit.pm, read_cloudinit_snippets_file), and a
 // network file may say what the machine never used.
 func customised(c Candidate) []cluster.Obstacle {
-	var out []cluster.Obstacle
+	var out obstacles
 	for part := range strings.SplitSeq(c.VM.Config["cicustom"], ",") {
 		kind, volid, _ := strings.Cut(part, "=")
 		storage, _, _ := strings.Cut(volid, ":")
 		switch {
 		case kind == "" || kind == "user": // none, or refused elsewhere
 		case kind == "network":
-			out = append(out, cluster.Obstacle{Text: fmt.Sprintf("the VM has cicustom (%s), whose content recast can't read: remove it, or use reimage", part)})
+			out.add("", "the VM has cicustom (%s), whose content recast can't read: remove it, or use reimage", part)
 		case !slices.Contains(c.Found.Ties.Snippets, volid):
-			out = append(out, cluster.Obstacle{
-				Text: fmt.Sprintf("the VM has cicustom (%s), without which file a new VM would not start, and the token does not see it: grant it Datastore.Allocate on /storage/%s, "+
-					"or remove that part, with which Talos' platform metadata goes; or use reimage", part, storage),
-				Command: keepCustom(c),
-			})
+			out.add(keepCustom(c), "the VM has cicustom (%s), without which file a new VM would not start, and the token does not see it: grant it Datastore.Allocate on /storage/%s, "+
+				"or remove that part, with which Talos' platform metadata goes; or use reimage", part, storage)
 		}
 	}
 	return out
@@ -933,15 +903,13 @@ func keepCustom(c Candidate) string {
 // missingBoot lists devices in the boot order that the VM does not have. Proxmox accepts such an order on create
 // but not on update ("invalid bootorder", API2/Qemu.pm, update_vm_api): the order could not be restored.
 func missingBoot(c Candidate) []cluster.Obstacle {
-	var out []cluster.Obstacle
+	var out obstacles
 	order := cluster.BootDevices(c.VM.Config["boot"])
 	have := slices.DeleteFunc(slices.Clone(order), func(key string) bool { return c.VM.Config[key] == "" })
 	for _, key := range order {
 		if _, there := c.VM.Config[key]; !there {
-			out = append(out, cluster.Obstacle{
-				Text:    fmt.Sprintf("its boot order names %s, which the VM has not: set the boot order again", key),
-				Command: fmt.Sprintf("qm set %d --boot %s", c.VM.ID, words.Quote("order="+strings.Join(have, ";"))),
-			})
+			out.add(fmt.Sprintf("qm set %d --boot %s", c.VM.ID, words.Quote("order="+strings.Join(have, ";"))),
+				"its boot order names %s, which the VM has not: set the boot order again", key)
 		}
 	}
 	return out

@@ -33,7 +33,10 @@ func Decide(w cluster.Wanted, f observe.Found, o observe.Observation, system clu
 	} else {
 		d.Strategy, d.Why, d.Refused = firstPossible(against)
 	}
-	d.ToRecreate = d.toRecreate(w.Strategy, recreate)
+	asked := w.Strategy == cluster.Auto || w.Strategy == cluster.Recreate
+	if asked && (d.Strategy != cluster.Recreate || len(d.Refused) > 0) {
+		d.ToRecreate = slices.Clone(recreate)
+	}
 	d.Notes = append(d.Notes, cluster.Each(unknown, c.lostNowhere)...)
 	if len(d.Refused) == 0 {
 		d.Notes = append(d.Notes, slices.Concat(changes(c), c.argsAccepted(d.Strategy))...)
@@ -92,13 +95,9 @@ func firstPossible(against map[cluster.Strategy][]string) (s cluster.Strategy, w
 		return cluster.InPlace, why, nil
 	}
 	for _, reason := range slices.Concat(reimage, also, against[cluster.InPlace]) {
-		var of []string
-		for _, s := range cluster.Strategies {
-			if slices.Contains(against[s], reason) {
-				of = append(of, string(s))
-			}
-		}
-		if text := strings.Join(of, ", ") + ": " + reason; !slices.Contains(refused, text) {
+		of := cluster.Where(cluster.Strategies, func(s cluster.Strategy) bool { return slices.Contains(against[s], reason) })
+		names := cluster.Each(of, func(s cluster.Strategy) string { return string(s) })
+		if text := strings.Join(names, ", ") + ": " + reason; !slices.Contains(refused, text) {
 			refused = append(refused, text)
 		}
 	}
@@ -109,15 +108,9 @@ func firstPossible(against map[cluster.Strategy][]string) (s cluster.Strategy, w
 // the VM owns, also detached ones. A holder's volumes stay its own: moving them would rename them under its
 // configuration (qemu-server, API2/Qemu.pm, move_disk).
 func parkedDisks(disks []cluster.Disk, vm cluster.VMID, s cluster.Strategy, system string) []cluster.Disk {
-	var out []cluster.Disk
-	for _, d := range disks {
-		switch {
-		case d.CDROM || d.Owner != vm:
-		case s.DeletesVM(), s.Replaces() && d.Key == system:
-			out = append(out, d)
-		}
-	}
-	return out
+	return cluster.Where(disks, func(d cluster.Disk) bool {
+		return !d.CDROM && d.Owner == vm && (s.DeletesVM() || s.Replaces() && d.Key == system)
+	})
 }
 
 func unreadText(f observe.Found) string {
@@ -189,13 +182,12 @@ func EtcdOnSystemDisk(m cluster.Machine) (bool, error) {
 	}
 }
 
-// toRecreate lists what prevents recreating a node, if the user did not ask for another strategy and the node would
-// not be recreated.
-func (d Decision) toRecreate(asked cluster.Strategy, against []cluster.Obstacle) []cluster.Obstacle {
-	if asked != cluster.Auto && asked != cluster.Recreate || d.Strategy == cluster.Recreate && len(d.Refused) == 0 {
-		return nil
-	}
-	return slices.Clone(against)
+// obstacles collects what prevents a strategy.
+type obstacles []cluster.Obstacle
+
+// add adds an obstacle that the command lifts; "": no single command does.
+func (o *obstacles) add(command, format string, args ...any) {
+	*o = append(*o, cluster.Obstacle{Text: fmt.Sprintf(format, args...), Command: command})
 }
 
 // inWords returns obstacles that no single command lifts.

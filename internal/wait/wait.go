@@ -217,6 +217,22 @@ func All(asks ...func() error) error {
 	return errors.Join(errs...)
 }
 
+// Into is an ask for All that stores its answer.
+func Into[T any](answer *T, ask func() (T, error)) func() error {
+	return func() (err error) {
+		*answer, err = ask()
+		return err
+	}
+}
+
+// Aside is an ask for All whose error is judged later, whatever the other asks answer.
+func Aside(later *error, ask func() error) func() error {
+	return func() error {
+		*later = ask()
+		return nil
+	}
+}
+
 // Elapsed returns the time since then, by the clock that shows more: a monotonic clock stops while a machine sleeps,
 // and a wall clock can be set back.
 func Elapsed(then time.Time) time.Duration {
