@@ -332,16 +332,6 @@ func (n *node) clusterKubernetes(ctx context.Context) (images cluster.Kubernetes
 	return images, fault.Prefix("read which Kubernetes the cluster runs", err)
 }
 
-// restartKubelets restarts the kubelets of a broken cluster whose etcd has just begun again: all control planes are
-// recreated.
-func (n *node) restartKubelets() step.Step {
-	from := n.roller.Rebuild
-	return etcd.Kubelets{
-		Talos: n.Talos, Kube: n.Kube, Fresh: from.Gone, Left: from.Left,
-		Say: func(text string) { n.Tell("bring-up/restart-kubelets", text) },
-	}.Step()
-}
-
 func (n *node) configureReset(ctx context.Context) error {
 	m, err := n.Maintenance.MaintenanceMachine(ctx, n.Plan.Addr)
 	switch {
@@ -553,7 +543,6 @@ func (n *node) restoreMetadata(ctx context.Context) error {
 	return fault.Prefix("restore metadata of node "+n.Plan.Node, n.Kube.RestoreMetadata(ctx, n.Plan.Node, mem.Metadata))
 }
 
-// removed is the goal of the removal.
 func (n *node) removed(ctx context.Context) (string, error) {
 	if n.Plan.Found.Absent != nil { // only its disk was left
 		return n.RemovedFreed(ctx)
@@ -578,7 +567,6 @@ func (n *node) deleteNodeStep() step.Step {
 	return rolling.DeleteNode(n.Node, "delete Node "+n.Plan.Node, own, nil)
 }
 
-// keepDisks keeps the disks of a removed node parked.
 func (n *node) keepDisks(ctx context.Context) error {
 	r, err := n.record.read(ctx)
 	if err != nil {

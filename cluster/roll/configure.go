@@ -91,7 +91,7 @@ func (n *applyConfig) staged(ctx context.Context) (string, error) {
 }
 
 // wanted returns the node's file with what recast sets itself. The node keeps the versions of Kubernetes that it
-// runs and, if its image stays, the installer that its configuration names.
+// runs and, if its image stays, the installer that its configuration names. The node has checked the result.
 func (n *applyConfig) wanted(ctx context.Context) (cluster.Secret, error) {
 	text, _, err := n.config.file(ctx)
 	if err != nil {
@@ -113,7 +113,7 @@ func (n *applyConfig) wanted(ctx context.Context) (cluster.Secret, error) {
 	if err != nil {
 		return nil, fmt.Errorf("machine configuration of %s: %w", n.Plan.Node, err)
 	}
-	return patched, nil
+	return patched, n.check(ctx, patched)
 }
 
 // rememberOld saves the configuration that the node runs, to give it back if the node is not healthy after its
@@ -126,11 +126,7 @@ func (n *applyConfig) rememberOld(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	text, err := n.wanted(ctx)
-	if err == nil {
-		err = n.check(ctx, text)
-	}
-	if err != nil {
+	if _, err := n.wanted(ctx); err != nil {
 		return err
 	}
 	return fault.Prefix("journal", n.Journal.PutSecret(MachineConfigKey(n.Plan.Node), has.Active))
@@ -158,8 +154,7 @@ func (n *applyConfig) drainMarked(ctx context.Context) error {
 		return fmt.Errorf("read machine %s: %w", n.Plan.Addr, err)
 	}
 	why := cluster.Mark{Run: n.Run, Strategy: cluster.ApplyConfig, Build: n.Want.Build.ID, BootID: m.BootID}
-	vmStays := func(context.Context, time.Time) error { return nil } // and so do its disks
-	return n.evict(ctx, "drain", why, vmStays, func() error { return n.takesPods(ctx) })
+	return n.evict(ctx, "drain", why, nil, func() error { return n.takesPods(ctx) })
 }
 
 // check asks the node, by a dry run, whether it accepts the configuration, and whether it would reboot.
@@ -177,9 +172,6 @@ func (n *applyConfig) check(ctx context.Context, text cluster.Secret) error {
 
 func (n *applyConfig) stage(ctx context.Context) error {
 	text, err := n.wanted(ctx)
-	if err == nil {
-		err = n.check(ctx, text)
-	}
 	if err != nil {
 		return n.refused(ctx, err)
 	}
@@ -486,9 +478,6 @@ func (n *applyConfig) try(ctx context.Context) error {
 		return n.refused(ctx, err)
 	}
 	text, err := n.wanted(ctx)
-	if err == nil {
-		err = n.check(ctx, text)
-	}
 	if err != nil {
 		return n.refused(ctx, err)
 	}

@@ -316,13 +316,6 @@ func (n *etcdMember) requireToReboot(ctx context.Context) error {
 	return n.RequireEtcd(ctx)
 }
 
-func (n *etcdMember) leaveStep() step.Step {
-	return step.Step{
-		ID: "leave-etcd", Code: fault.EtcdUnhealthy, Title: "leave etcd: its data goes with the system disk",
-		Risk: step.Destructive, Skip: n.left, Do: n.leave,
-	}
-}
-
 // beginEtcd returns the step that begins etcd on the first control plane of a new or rebuilt cluster. No other machine
 // is ever asked to: Talos lets every control plane begin an etcd of its own, and two of them are two clusters.
 func beginEtcd(n *rolling.Node, files cluster.FileReader, from etcd.Source) step.Step {

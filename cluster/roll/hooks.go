@@ -73,7 +73,8 @@ func (n *node) batchLeftOpen(err error) error {
 
 func (n *node) hookCall(p cluster.HookPoint, id string) HookCall {
 	phase, _, _ := planning.NodeOfStep(n.Path)
-	return n.roller.hooking().Call(p, phase, n.Plan.Node, n.hookEnv(p), n.Path+"/"+id, n.Key("hooks/"+strings.ToLower(string(p))))
+	key := n.Key("hooks/" + strings.ToLower(string(p)))
+	return n.roller.hookCall(p, phase, n.Plan.Node, n.hookEnv(p), n.Path+"/"+id, key)
 }
 
 // hookEnv describes the node to hooks; an unknown value is "".
@@ -95,10 +96,6 @@ func (n *node) hookEnv(p cluster.HookPoint) []string {
 		env = append(env, "RECAST_ADDRESS="+n.Plan.Addr.String())
 	}
 	return env
-}
-
-func (r *Roller) hooking() hookRunner {
-	return hookRunner{Commands: r.Commands, Cluster: r.Cluster, ID: r.Run, Say: r.Say, Put: func(key string, v any) error { return r.Journal.Put(key, v) }, Hooked: r.Hooked}
 }
 
 // HookCall runs the hooks of one point.
@@ -181,20 +178,10 @@ func failedBefore(ctx context.Context, err error, format string, args ...any) er
 	return fault.WithHint(fault.HookFailed.Of(fault.As(fault.Refused, err)), format, args...)
 }
 
-// hookRunner is a run that calls hooks.
-type hookRunner struct {
-	Commands cluster.CommandRunner
-	Cluster  string
-	ID       string                        // of the run
-	Say      func(path, text string)       // receives what a hook prints
-	Put      func(key string, v any) error // keeps the result of a hook in the journal
-	Hooked   func(planning.HookRun)        // if set, receives it, too
-}
-
-// Call returns the call of the hooks of one point. path is that of its step, and key that of the
+// hookCall returns the call of the hooks of one point. path is that of its step, and key that of the
 // results in the journal.
-func (r hookRunner) Call(p cluster.HookPoint, batch planning.Phase, node string, env []string, path, key string) HookCall {
-	env = append([]string{"RECAST_CLUSTER=" + r.Cluster, "RECAST_RUN=" + r.ID, "RECAST_BATCH=" + string(batch)}, env...)
+func (r *Roller) hookCall(p cluster.HookPoint, batch planning.Phase, node string, env []string, path, key string) HookCall {
+	env = append([]string{"RECAST_CLUSTER=" + r.Cluster, "RECAST_RUN=" + r.Run, "RECAST_BATCH=" + string(batch)}, env...)
 	if p == cluster.AfterNode || p == cluster.AfterBatch { // they run only if it is done
 		env = append(env, "RECAST_OUTCOME=done")
 	}
@@ -204,7 +191,7 @@ func (r hookRunner) Call(p cluster.HookPoint, batch planning.Phase, node string,
 			if r.Hooked != nil {
 				r.Hooked(run)
 			}
-			return fault.Prefix("journal", r.Put(key+"/"+strconv.Itoa(i+1), run))
+			return fault.Prefix("journal", r.Journal.Put(key+"/"+strconv.Itoa(i+1), run))
 		},
 	}
 }
@@ -216,11 +203,11 @@ const (
 	afterBatch  = "hooks_after"
 )
 
-// AroundBatch puts the hooks of a batch before and after its nodes.
-func (r hookRunner) AroundBatch(hooks cluster.Hooks, b planning.Batch, steps []step.Step) []step.Step {
+// aroundBatch puts the hooks of a batch before and after its nodes.
+func (r *Roller) aroundBatch(hooks cluster.Hooks, b planning.Batch, steps []step.Step) []step.Step {
 	phase := b.Phase
 	call := func(point cluster.HookPoint, id string) HookCall {
-		return r.Call(point, phase, "", []string{"RECAST_NODES=" + strings.Join(b.Nodes, " ")}, "roll/"+string(phase)+"/"+id, "hooks/"+strings.ToLower(string(point))+"/"+string(phase))
+		return r.hookCall(point, phase, "", []string{"RECAST_NODES=" + strings.Join(b.Nodes, " ")}, "roll/"+string(phase)+"/"+id, "hooks/"+strings.ToLower(string(point))+"/"+string(phase))
 	}
 	before := call(cluster.BeforeBatch, beforeBatch).Step(beforeBatch, "run the hooks before this batch", hooks.BeforeBatch,
 		func(ctx context.Context, err error) error {

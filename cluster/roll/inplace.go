@@ -69,13 +69,12 @@ func (n *inPlace) drainMarked(ctx context.Context) error {
 	} else if old != nil && old.Begun(why) {
 		why = *old // after a crash in between, what was installed stays installed
 	}
-	vmStays := func(context.Context, time.Time) error { return nil } // and so do its disks
 	if !why.Installed {
-		return n.evict(ctx, "upgrade/drain", why, vmStays, func() error { return n.takesPods(ctx) })
+		return n.evict(ctx, "upgrade/drain", why, nil, func() error { return n.takesPods(ctx) })
 	}
 	// The mark may be the only sign that another system is installed, and boots next.
 	stays := func() error { return nil }
-	return fault.WithHint(n.evict(ctx, "upgrade/drain", why, vmStays, stays),
+	return fault.WithHint(n.evict(ctx, "upgrade/drain", why, nil, stays),
 		"the new system is installed on %s already, which therefore stays cordoned: the same command again boots it", n.Plan.Node)
 }
 
@@ -248,10 +247,8 @@ func (n *inPlace) setInstaller(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := n.Talos.ReplaceConfig(ctx, n.Plan.Addr, n.Plan.UUID, patched); err != nil {
-		return rolling.Repeatable(fmt.Errorf("set the installer of %s: %w", n.Plan.Node, err))
-	}
-	return nil
+	err = n.Talos.ReplaceConfig(ctx, n.Plan.Addr, n.Plan.UUID, patched)
+	return rolling.Repeatable(fault.Prefix("set the installer of "+n.Plan.Node, err))
 }
 
 func (n *inPlace) bootHealthy(ctx context.Context) (string, error) {
@@ -282,15 +279,6 @@ func (n *inPlace) waitBootHealthy(ctx context.Context) error {
 		return fault.WithHint(fmt.Errorf("%w; %s is off", err, vm), "see who stopped it; start %s in Proxmox, then run the same command again", vm)
 	}
 	return n.bootFailed(ctx, err)
-}
-
-// rememberStuck saves which volumes are stuck before the upgrade.
-func (n *inPlace) rememberStuck(ctx context.Context) error {
-	m, err := cluster.ReadMachine(ctx, n.Talos, n.Plan.Addr)
-	if err != nil {
-		return fmt.Errorf("read machine %s: %w", n.Plan.Addr, err)
-	}
-	return fault.Prefix("journal", n.Journal.Put(n.Key("stuck"), m.Stuck()))
 }
 
 // awaitVolumes waits for the volumes of a configuration that took effect with this boot, as a staged one does. The
@@ -328,10 +316,12 @@ func (n *inPlace) lacksAfterUpgrade(ctx context.Context) (string, error) {
 	if err != nil {
 		return "", err
 	}
+	was := n.Plan.Found.Machine // a resumed run does not know the earlier system
+	other := was != nil && !n.Plan.Resume && (was.Schematic.ID != m.Schematic.ID || was.TalosVersion != m.TalosVersion)
 	switch mark := k.Mark; {
 	case mark != nil && mark.Strategy.Upgrades() && mark.BootID == m.BootID && len(reasons) > 0:
 		return "still the boot from before the upgrade", nil
-	case len(reasons) > 0 && n.isOther(m.RunningSystem):
+	case len(reasons) > 0 && other:
 		return "", wait.Stop(fmt.Errorf("%w: %s", errOtherSystem, reasons[0].Text))
 	case len(reasons) > 0:
 		return "", fmt.Errorf("%w: %s", errRolledBack, reasons[0].Text)
@@ -343,13 +333,6 @@ func (n *inPlace) lacksAfterUpgrade(ctx context.Context) (string, error) {
 		return lacks, err
 	}
 	return cluster.LacksReady(ctx, n.Kube, k, m.UUID, m.BootID)
-}
-
-// isOther says whether a machine runs another system than before the upgrade. A resumed run does
-// not know the earlier system, so it says no.
-func (n *inPlace) isOther(m cluster.RunningSystem) bool {
-	was := n.Plan.Found.Machine
-	return was != nil && !n.Plan.Resume && (was.Schematic.ID != m.Schematic.ID || was.TalosVersion != m.TalosVersion)
 }
 
 // rolledBack uncordons a node that serves again with its old system, and records on its Node that
@@ -365,10 +348,6 @@ func (n *inPlace) rolledBack(ctx context.Context, cause error) error {
 
 // bootFailed acts by policy on a node that did not come back in time.
 func (n *inPlace) bootFailed(ctx context.Context, cause error) error {
-	policy := n.roller.BootFailure
-	if policy == "" {
-		policy = cluster.RollbackOnBootFailure
-	}
 	cause = fmt.Errorf("%s did not come back from its upgrade: %w", n.Plan.Node, cause)
 	if n.Plan.Reboot == cluster.ByFirmware {
 		cause = fault.WithHint(cause, "it was booted through the firmware (roll.reboot): an image that boots by kexec only hangs there (talos#14146); no other node got it")
@@ -380,7 +359,7 @@ func (n *inPlace) bootFailed(ctx context.Context, cause error) error {
 		// a rollback request would make it boot the new system again
 		return n.rolledBack(ctx, fmt.Errorf("%w: %w, but that is not healthy", cause, errRolledBack))
 	}
-	if policy == cluster.StopOnBootFailure {
+	if n.roller.BootFailure == cluster.StopOnBootFailure {
 		return fault.WithHint(cause, "look at its console in Proxmox: the boot menu has the previous entry. recast roll waits for it again; roll.bootFailure says what recast does by itself")
 	}
 	if err := n.etcd.requireToReboot(ctx); err != nil {
@@ -453,8 +432,12 @@ func (n *inPlace) rememberForReimage(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := n.rememberStuck(ctx); err != nil || n.Plan.Previous == nil {
-		return err
+	m, err := cluster.ReadMachine(ctx, n.Talos, n.Plan.Addr)
+	if err != nil {
+		return fmt.Errorf("read machine %s: %w", n.Plan.Addr, err)
+	}
+	if err := n.Journal.Put(n.Key("stuck"), m.Stuck()); err != nil || n.Plan.Previous == nil {
+		return fault.Prefix("journal", err)
 	}
 	mem, err := n.roller.node(*n.AsReimage()).recall(ctx)
 	if err != nil {
@@ -556,10 +539,7 @@ func (n *node) configForNew(ctx context.Context) (cluster.Secret, error) {
 		return nil, fmt.Errorf("read machine configuration of %s: %w", n.Plan.Addr, err)
 	}
 	patched, err := n.Maintenance.PatchConfig(config, cluster.ConfigPatch{Installer: n.Want.Build.Installer, Talos: n.Want.Build.TalosVersion})
-	if err != nil {
-		return nil, fmt.Errorf("machine configuration of %s: %w", n.Plan.Node, err)
-	}
-	return patched, nil
+	return patched, fault.Prefix("machine configuration of "+n.Plan.Node, err)
 }
 
 // How often a node is asked to fetch the installer, and the pause in between. An attempt that took

@@ -18,6 +18,7 @@ import (
 	"github.com/recast-sh/recast/cluster/exchange"
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/cluster/rolling"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/internal/wait"
@@ -47,7 +48,7 @@ type Rehearser struct {
 	Proxmox     cluster.Proxmox
 	Maintenance cluster.Maintenance
 	Kube        cluster.NodeReader
-	Journal     trialJournal
+	Journal     rolling.Journal
 
 	Cluster string
 	Run     string         // ID of the run
@@ -59,12 +60,6 @@ type Rehearser struct {
 
 	mu      sync.Mutex
 	results []Rehearsed
-}
-
-// trialJournal records which trials passed. Every write is durable when it returns.
-type trialJournal interface {
-	Put(key string, v any) error
-	Get(key string, v any) (found bool, err error)
 }
 
 // Results returns the results of the trials.
@@ -312,7 +307,7 @@ func (t *trial) see(ctx context.Context, vm cluster.VM, was *Rehearsed) error {
 		was.Unseen = "the image has no " + agentExtension + " to tell its address, and roll.rehearse.addresses has none for it"
 		return t.staysOn(ctx, vm)
 	}
-	m, err := t.inMaintenance(ctx, vm, where, &blind)
+	m, at, err := t.inMaintenance(ctx, vm, where, &blind)
 	if blind != nil && ctx.Err() == nil {
 		was.Unseen = fmt.Sprintf("the token may not ask its guest agent (%v)", blind)
 		return t.staysOn(ctx, vm)
@@ -320,7 +315,7 @@ func (t *trial) see(ctx context.Context, vm cluster.VM, was *Rehearsed) error {
 	if err != nil {
 		return t.hint(err)
 	}
-	was.Addr = m.at
+	was.Addr = at
 	return t.judge(vm, m.Machine)
 }
 
@@ -351,13 +346,7 @@ func (t *trial) image() string {
 	return "the boot ISO " + t.ISO
 }
 
-// foundMachine is a machine and the address at which it answers.
-type foundMachine struct {
-	cluster.BlankMachine
-	at netip.Addr
-}
-
-func (t *trial) inMaintenance(ctx context.Context, vm cluster.VM, where func(context.Context) ([]netip.Addr, error), blind *error) (found foundMachine, err error) {
+func (t *trial) inMaintenance(ctx context.Context, vm cluster.VM, where func(context.Context) ([]netip.Addr, error), blind *error) (found cluster.BlankMachine, at netip.Addr, err error) {
 	err = t.wait(ctx, fmt.Sprintf("scratch VM %d in maintenance mode", vm.ID), func(ctx context.Context) (bool, string, error) {
 		if _, err := t.on(ctx, vm.ID); err != nil {
 			return false, "", err
@@ -379,7 +368,7 @@ func (t *trial) inMaintenance(ctx context.Context, vm cluster.VM, where func(con
 				return false, "", wait.Stop(fault.WithHint(fault.UUIDMismatch.Refusedf("%s answers with UUID %s, not with %s of scratch VM %d", addr, words.OrNone(m.UUID), t.uuid, vm.ID),
 					"another machine has that address: see who has it; nothing was done to it"))
 			case m.Stage == "maintenance" && m.Ready:
-				found = foundMachine{m, addr}
+				found, at = m, addr
 				return true, "", nil
 			default:
 				seen = "stage " + m.Stage
@@ -387,11 +376,8 @@ func (t *trial) inMaintenance(ctx context.Context, vm cluster.VM, where func(con
 		}
 		return false, seen, nil
 	})
-	return found, err
+	return found, at, err
 }
-
-// unseenFor is how long a scratch VM whose address can't be found has to stay on.
-const unseenFor = time.Minute
 
 // staysOn only proves that Proxmox can start such a VM and that its emulator does not end: Proxmox
 // does not know what a guest does.
@@ -399,7 +385,7 @@ func (t *trial) staysOn(ctx context.Context, vm cluster.VM) error {
 	since := time.Now()
 	return t.hint(t.wait(ctx, fmt.Sprintf("scratch VM %d stays on", vm.ID), func(ctx context.Context) (bool, string, error) {
 		qmp, err := t.on(ctx, vm.ID)
-		return err == nil && qmp == "running" && time.Since(since) >= min(unseenFor, t.Timing.Boot/2), "it runs", err
+		return err == nil && qmp == "running" && time.Since(since) >= min(time.Minute, t.Timing.Boot/2), "it runs", err
 	}))
 }
 
@@ -420,10 +406,7 @@ func (t *trial) on(ctx context.Context, id cluster.VMID) (qmp string, err error)
 }
 
 func (t *trial) hint(err error) error {
-	if err == nil {
-		return nil
-	}
-	return fault.WithHint(fmt.Errorf("%s with %s on %s: %w", t.image(), t.Firmware, t.Host, err),
+	return fault.WithHint(fault.Prefix(fmt.Sprintf("%s with %s on %s", t.image(), t.Firmware, t.Host), err),
 		"no node was touched. A VM made by hand with these settings and that image shows on its console why it does not come up; a way to it is needed as well: DHCP for its network, or roll.rehearse.addresses. "+
 			"Without --rehearse a roll would have found out with %s down", strings.Join(t.Nodes, ", "))
 }
@@ -529,9 +512,6 @@ type scratchHandOver struct {
 	nodes      []planning.NodePlan
 }
 
-// scratchGiB is the size of the volume: 4 MiB, one extent of LVM.
-const scratchGiB = 1.0 / 256
-
 const scratchKey = "scsi0"
 
 func (h *scratchHandOver) fact() cluster.HandsOver {
@@ -565,7 +545,7 @@ func (h *scratchHandOver) do(ctx context.Context, path string) error {
 	uuid := newUUID() // of both, so that Scratch.Strange knows the volume by its serial on either
 	a, b := h.scratch(uuid, path), h.scratch(uuid, path)
 	volume := cluster.Disk{
-		Volid:   h.disk.Storage() + ":" + strconv.FormatFloat(scratchGiB, 'f', -1, 64),
+		Volid:   h.disk.Storage() + ":" + strconv.FormatFloat(1.0/256, 'f', -1, 64), // 4 MiB, one extent of LVM
 		Options: cluster.WithFormat(cluster.Disk{Volid: h.disk.Volid, Options: []string{"serial=" + planning.ScratchSerial(uuid)}}),
 	}
 	_, err := a.create(ctx, h.config(uuid, map[string]string{scratchKey: volume.Value()}))

@@ -18,6 +18,7 @@ import (
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/cluster/rolling"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/step"
@@ -255,12 +256,15 @@ func playTrial(t *testing.T, failAt int, do func(*trialScene, context.Context) e
 }
 
 // facts is a journal in memory.
-type facts map[string][]byte
+type facts struct {
+	rolling.Journal
+	of map[string][]byte
+}
 
-func (f facts) Put(key string, v any) (err error) { f[key], err = json.Marshal(v); return err }
+func (f facts) Put(key string, v any) (err error) { f.of[key], err = json.Marshal(v); return err }
 
 func (f facts) Get(key string, v any) (bool, error) {
-	b, found := f[key]
+	b, found := f.of[key]
 	if !found {
 		return false, nil
 	}
@@ -336,7 +340,7 @@ func TestProofs(t *testing.T) {
 func TestDryCreate(t *testing.T) {
 	t.Parallel()
 	s := newTrialScene()
-	s.Rehearser.Journal = facts{}
+	s.Rehearser.Journal = facts{of: map[string][]byte{}}
 	n := plannedTrial("wk1", cluster.Recreate, nil)
 	d := &dryCreate{Rehearser: s.Rehearser, host: "pve1", nodes: []planning.NodePlan{n}, model: *n.Found.VM}
 	want := map[string]string{
@@ -375,7 +379,7 @@ func TestScratchHandOver(t *testing.T) {
 	t.Parallel()
 	for at, sound := 0, false; !sound; at++ {
 		s := newTrialScene()
-		s.VMIDs, s.Rehearser.Journal = []cluster.VMID{9800, 9801}, facts{}
+		s.VMIDs, s.Rehearser.Journal = []cluster.VMID{9800, 9801}, facts{of: map[string][]byte{}}
 		s.Rehearser.Proxmox = allocating{s.Rehearser.Proxmox, s.px}
 		s.px.FailAt = at
 		h := &scratchHandOver{Rehearser: s.Rehearser, host: "pve1", disk: cluster.Disk{Key: "scsi0", Volid: "fast:vm-101-disk-0", Owner: 101}, nodes: []planning.NodePlan{{Node: "wk1"}}}

@@ -96,7 +96,7 @@ func (r *Roller) phase(p planning.Plan, b planning.Batch) (step.Step, error) {
 			first = append(first, step.Step{ID: branch.ID, Title: branch.Title, Quiet: true, Steps: func(context.Context) ([]step.Step, error) { return early, nil }})
 		}
 	}
-	steps = r.hooking().AroundBatch(p.Hooks, b, steps)
+	steps = r.aroundBatch(p.Hooks, b, steps)
 	return step.Step{
 		ID: string(b.Phase), Title: p.Title(b), Risk: step.Destructive, Limit: b.Limit, LookAhead: ahead, Ahead: first, Beside: b.Beside,
 		Steps: func(context.Context) ([]step.Step, error) { return steps, nil },
@@ -121,7 +121,7 @@ func DrawnSteps(p planning.Plan, n planning.NodePlan, t cluster.Timing) ([]step.
 
 // life lists everything that happens to a node, in order; a step that does not apply is left out. Rehearsals and a
 // snapshot of etcd come before the first node (Roller.Steps), the user's hooks around each batch
-// (hookRunner.AroundBatch). Every Skip asks the world whether its step is done, so an interrupted roll resumes by
+// (Roller.aroundBatch). Every Skip asks the world whether its step is done, so an interrupted roll resumes by
 // running the same list again. What must hold before anything is touched is in rolling (Node.look).
 func (n *node) life() []step.Step {
 	p, s := n.Plan, n.Plan.Strategy
@@ -190,7 +190,10 @@ func (n *node) takeDown() step.Step {
 	down := n.record.source().TakeDown(
 		n.rememberStep("remember what the node must get back", n.remember),
 		step.OnlyIf(n.Plan.Rebuild == "", n.drainStep(n.drain)),
-		step.OnlyIf(n.etcd.leaves(), n.etcd.leaveStep()),
+		step.OnlyIf(n.etcd.leaves(), step.Step{
+			ID: "leave-etcd", Code: fault.EtcdUnhealthy, Title: "leave etcd: its data goes with the system disk",
+			Risk: step.Destructive, Skip: n.etcd.left, Do: n.etcd.leave,
+		}),
 		n.stopStep(n.stoppedFor),
 	)
 	down.Skip = n.takenDown
@@ -201,7 +204,11 @@ func (n *node) takeDown() step.Step {
 // all its disks.
 func (n *node) bringUp() step.Step {
 	p, s, x := n.Plan, n.Plan.Strategy, n.record.source()
-	keeps, first := s.System() == cluster.SystemKept, p.Bootstraps
+	keeps, first, from := s.System() == cluster.SystemKept, p.Bootstraps, n.roller.Rebuild
+	kubelets := etcd.Kubelets{ // of a broken cluster whose etcd has just begun again: all control planes are recreated
+		Talos: n.Talos, Kube: n.Kube, Fresh: from.Gone, Left: from.Left,
+		Say: func(text string) { n.Tell("bring-up/restart-kubelets", text) },
+	}
 	return x.BringUp(
 		n.newSystem(),
 		step.OnlyIf(s.Reshapes() && (p.Resume || p.VM.Moves(shape.Off) != ""), x.Migrate(!p.Resume)),
@@ -212,9 +219,9 @@ func (n *node) bringUp() step.Step {
 			ID: "configure", Code: fault.NoBoot, Title: "check the blank machine and configure it", Risk: step.Destructive,
 			Skip: n.configured, Do: n.configureBlank,
 		}),
-		step.OnlyIf(first, beginEtcd(n.Node, n.roller.Files, n.roller.Rebuild)),
+		step.OnlyIf(first, beginEtcd(n.Node, n.roller.Files, from)),
 		n.waitStep(fault.NoJoin, n.healthy, n.waitHealthy),
-		step.OnlyIf(first && p.Rebuild != "", n.restartKubelets()),
+		step.OnlyIf(first && p.Rebuild != "", kubelets.Step()),
 		x.Finish(n.givesBack(), n.frees()...), // eject, restore-settings, restore-ha, givesBack, keep, frees
 	)
 }

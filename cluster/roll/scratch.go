@@ -128,14 +128,6 @@ func (t *trial) memoryMiB() int {
 	return min(mib, scratchMiB)
 }
 
-// scratchCores is two if the node has that many: Proxmox does not start a VM with more cores than its host has.
-func scratchCores(node cluster.VM) string {
-	if n, err := strconv.Atoi(node.Config["cores"]); err == nil && n > 1 {
-		return "2"
-	}
-	return "1"
-}
-
 // asNode are the settings that a scratch VM copies from the node, which decide how firmware and
 // kernel start. If the node has none, Proxmox's default applies.
 var asNode = []string{"acpi", "bios", "cpu", "kvm", "machine", "ostype", "scsihw", "vga"}
@@ -158,8 +150,12 @@ func (t *trial) config(id cluster.VMID, image string) (map[string]string, error)
 		}
 		boots, value, cloudInit = system.Key, exchange.Imported(image, system, system.Named(planning.ScratchSerial(t.uuid))), cd
 	}
+	cores := "1"
+	if n, err := strconv.Atoi(node.Config["cores"]); err == nil && n > 1 { // Proxmox starts none with more than the host has
+		cores = "2"
+	}
 	config := map[string]string{
-		"name": planning.ScratchName(id), "memory": strconv.Itoa(t.memoryMiB()), "balloon": "0", "cores": scratchCores(node), "onboot": "0", "protection": "1",
+		"name": planning.ScratchName(id), "memory": strconv.Itoa(t.memoryMiB()), "balloon": "0", "cores": cores, "onboot": "0", "protection": "1",
 		"smbios1": "uuid=" + t.uuid, boots: value, "boot": "order=" + boots,
 		"description": t.description("it tries an image out before a roll", planning.ScratchMark(t.Run, t.Cluster, t.uuid)),
 	}

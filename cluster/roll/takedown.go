@@ -310,9 +310,9 @@ func (n *node) drain(ctx context.Context) error {
 	return n.evict(ctx, id, why, empty, func() error { return n.backOut(ctx) })
 }
 
-// evict cordons and drains the node, then waits until its volumes are detached; empty may wait for
-// more. If that fails, backOut puts the node back into service, unless the run was cancelled, has
-// lost its claim, or ends because its own pod was evicted.
+// evict cordons and drains the node, then waits until its volumes are detached; empty may wait for more (nil: the VM
+// stays, and so do its disks). If that fails, backOut puts the node back into service, unless the run was cancelled,
+// has lost its claim, or ends because its own pod was evicted.
 func (n *node) evict(ctx context.Context, id string, why cluster.Mark, empty func(ctx context.Context, by time.Time) error, backOut func() error) error {
 	err := n.Repeat(ctx, id, rolling.RepeatBefore, n.RequireOneMachine)
 	if err == nil { // a failed cordon may still have taken effect
@@ -331,7 +331,7 @@ func (n *node) evict(ctx context.Context, id string, why cluster.Mark, empty fun
 	if err == nil {
 		err = n.awaitDetached(ctx, id, n.Timing.Drain)
 	}
-	if err == nil {
+	if err == nil && empty != nil {
 		err = empty(ctx, by)
 	}
 	if kind := fault.KindOf(err); err != nil && ctx.Err() == nil && kind != fault.Claimed && kind != fault.Interrupted {

@@ -61,10 +61,7 @@ const (
 // another Journal, has the run open for writing, the error is of kind fault.Claimed.
 func Open(dir string, o Options) (*Journal, error) {
 	j, err := open(dir, o)
-	if err != nil {
-		return nil, fmt.Errorf("journal of run %q: %w", o.Run, err)
-	}
-	return j, nil
+	return j, fault.Prefix(fmt.Sprintf("journal of run %q", o.Run), err)
 }
 
 func open(dir string, o Options) (*Journal, error) {
@@ -410,15 +407,8 @@ func syncDir(root *os.Root) error {
 	if err != nil {
 		return err
 	}
-	if err := d.Sync(); err != nil {
-		return errors.Join(fmt.Errorf("sync directory: %w", err), d.Close())
-	}
-	return d.Close()
+	return errors.Join(fault.Prefix("sync directory", d.Sync()), d.Close())
 }
-
-// stateDepth is how many levels of the state directory CheckPrivate inspects, down to the
-// files of a run. The files that an imager's container leaves are deeper.
-const stateDepth = 3
 
 // CheckPrivate refuses a state directory if another user could have created or could
 // change it, or anything in it: machine configurations are read from it and written to it.
@@ -441,7 +431,8 @@ func CheckPrivate(dir string) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(checkOwnersBelow(root, ".", stateDepth), root.Close())
+	const depth = 3 // down to the files of a run; the files that an imager's container leaves are deeper
+	return errors.Join(checkOwnersBelow(root, ".", depth), root.Close())
 }
 
 func checkOwnersBelow(root *os.Root, name string, depth int) error {
@@ -561,10 +552,7 @@ const runStamp = "20060102-1504-"
 
 // RunBegan is when a run began, by its ID; zero if the ID does not say.
 func RunBegan(id string) time.Time {
-	began, err := time.Parse(runStamp, id[:min(len(runStamp), len(id))])
-	if err != nil {
-		return time.Time{}
-	}
+	began, _ := time.Parse(runStamp, id[:min(len(runStamp), len(id))])
 	return began
 }
 
@@ -776,10 +764,7 @@ func Files(dir, run string, keep func(key string) bool, others ...string) (map[s
 		}
 		files[e.Name()], err = b, errors.Join(err, errRead)
 	}
-	if err != nil {
-		return nil, fmt.Errorf("journal of run %q: %w", run, err)
-	}
-	return files, nil
+	return files, fault.Prefix(fmt.Sprintf("journal of run %q", run), err)
 }
 
 func shown(name string, keep func(key string) bool, others []string) bool {

@@ -195,9 +195,8 @@ func merge(outs []outcome) outcome {
 }
 
 func (o outcome) err(ctx context.Context, stopped bool) error {
-	cancelled := context.Cause(ctx)
 	failures := o.failures
-	if len(o.notStarted) > 0 && (stopped || cancelled != nil) {
+	if len(o.notStarted) > 0 && (stopped || context.Cause(ctx) != nil) {
 		failures = append(failures, ended(ctx, o.notStarted))
 	}
 	switch {
@@ -338,7 +337,7 @@ func (r *Runner) Run(ctx context.Context, root Step) error {
 	if err := errors.Join(checkSlots(r.Slots), checkSteps([]Step{root}, nil)); err != nil {
 		return err
 	}
-	t := &tree{Runner: r, slots: newSlots(r.Slots)}
+	t := &tree{Runner: r, slots: &slots{room: r.Slots, byName: map[string]chan struct{}{}}}
 	out := t.run(ctx, root, place{path: root.ID, scope: r.begin(), code: root.Code, answers: new(answers)})
 	return out.err(ctx, r.end())
 }
@@ -436,7 +435,7 @@ func (t *tree) itself(ctx context.Context, s Step, at place) outcome {
 	if t.Context != nil && !s.Quiet {
 		ctx = t.Context(ctx, at.path)
 	}
-	goals := at.answers.within(ctx)
+	goals := context.WithValue(ctx, answersKey{}, at.answers)
 	reason, err := ask(goals, s)
 	switch {
 	case err != nil:
@@ -528,14 +527,10 @@ func (t *tree) children(ctx context.Context, s Step, steps []Step, at place) out
 
 // beside returns how many of the first steps may run at the same time.
 func beside(steps []Step) int {
-	next := slices.IndexFunc(steps, func(s Step) bool { return s.Alone })
-	switch next {
-	case -1:
-		return len(steps)
-	case 0:
-		return 1
+	if next := slices.IndexFunc(steps, func(s Step) bool { return s.Alone }); next >= 0 {
+		return max(next, 1)
 	}
-	return next
+	return len(steps)
 }
 
 // finish checks whether the goal of a step that reports success is met.
@@ -690,10 +685,6 @@ func checkAhead(steps []Step, held []string) error {
 	return errors.Join(append(problems, checkSteps(steps, held))...)
 }
 
-// sharedFor is how long goals share an answer while no step does anything. It is short, so that a wait in between
-// asks again.
-const sharedFor = time.Second
-
 // answers holds what goals have read since a step last did something.
 type answers struct {
 	mu    sync.Mutex
@@ -718,7 +709,7 @@ func Once[T any](ctx context.Context, key any, read func() (T, error)) (T, error
 	a.mu.Lock()
 	known, there := a.known[key]
 	a.mu.Unlock()
-	if there && wait.Elapsed(known.asked) < sharedFor {
+	if there && wait.Elapsed(known.asked) < time.Second { // so that a wait in between asks again
 		value, _ := known.value.(T)
 		return value, known.err
 	}
@@ -735,11 +726,6 @@ func Once[T any](ctx context.Context, key any, read func() (T, error)) (T, error
 	return value, err
 }
 
-// within returns the context of goals, which share their answers.
-func (a *answers) within(ctx context.Context) context.Context {
-	return context.WithValue(ctx, answersKey{}, a)
-}
-
 // forget makes goals read again: a step has done something.
 func (a *answers) forget() {
 	a.mu.Lock()
@@ -753,10 +739,6 @@ type slots struct {
 
 	mu     sync.Mutex
 	byName map[string]chan struct{} // a token for each step that holds the slot
-}
-
-func newSlots(room map[string]int) *slots {
-	return &slots{room: room, byName: map[string]chan struct{}{}}
 }
 
 func (s *slots) slot(name string) chan struct{} {
@@ -780,13 +762,12 @@ func (s *slots) take(ctx context.Context, names []string, ended <-chan struct{})
 	for i, name := range names {
 		select {
 		case s.slot(name) <- struct{}{}:
+			continue
 		case <-ended:
-			s.release(names[:i])
-			return false
 		case <-ctx.Done():
-			s.release(names[:i])
-			return false
 		}
+		s.release(names[:i])
+		return false
 	}
 	// An end that has come already takes precedence over a free slot.
 	select {
@@ -807,12 +788,7 @@ func (s *slots) release(names []string) {
 
 // without returns the slots of uses that are not held, sorted and once each.
 func without(uses, held []string) []string {
-	var names []string
-	for _, name := range uses {
-		if !slices.Contains(held, name) {
-			names = append(names, name)
-		}
-	}
+	names := slices.DeleteFunc(slices.Clone(uses), func(name string) bool { return slices.Contains(held, name) })
 	slices.Sort(names)
 	return slices.Compact(names)
 }

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -197,12 +198,7 @@ func (h *hints) hint() {
 
 // complete reports whether there are watches and all of them are in place.
 func (h *hints) complete() bool {
-	for _, w := range h.all {
-		if !w.inPlace.Load() {
-			return false
-		}
-	}
-	return len(h.all) > 0
+	return len(h.all) > 0 && !slices.ContainsFunc(h.all, func(w *watching) bool { return !w.inPlace.Load() })
 }
 
 // All runs asks that do not depend on each other's answers at the same time, which takes one round instead of

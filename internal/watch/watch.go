@@ -83,7 +83,10 @@ func (w *Watcher) once(ctx context.Context) (last string, err error) {
 		return "", err
 	}
 	if here && w.passed(running) {
-		w.turnAway()
+		if w.here.ID != "" { // this turns away from it, to the active one
+			w.here, w.due = past.Running{}, w.now
+			w.view.Begin("recast status --watch", w.now)
+		}
 		running, here = past.Running{}, false
 	}
 	if w.here.ID != "" && running.ID != w.here.ID {
@@ -118,15 +121,6 @@ func (w *Watcher) passed(r past.Running) bool {
 		written = info.ModTime()
 	}
 	return written.Before(w.beat.Since)
-}
-
-// turnAway switches from the run that was started here to the active one.
-func (w *Watcher) turnAway() {
-	if w.here.ID == "" {
-		return
-	}
-	w.here, w.due = past.Running{}, w.now
-	w.view.Begin("recast status --watch", w.now)
 }
 
 // over stores how the run that was started here ended.
