@@ -216,7 +216,6 @@ func (a *acquisition) create(ctx context.Context) (done bool, seen string, err e
 	return a.took(sent, err)
 }
 
-// take takes over another run's claim, or renews our own.
 func (a *acquisition) take(ctx context.Context, from State) (done bool, seen string, err error) {
 	a.watching = false
 	sent := time.Now()
@@ -626,7 +625,6 @@ func (c *Claim) rivals(vms []cluster.VM) (rivals []State, err error) {
 	return rivals, nil
 }
 
-// shared returns the given nodes' VMs that the claim also names.
 func (s State) shared(nodes []cluster.VMID) []cluster.VMID {
 	return slices.DeleteFunc(slices.Clone(nodes), func(id cluster.VMID) bool { return !slices.Contains(s.Nodes, id) })
 }

@@ -217,7 +217,6 @@ func (h *Held) lose(how error) error {
 	return h.lost
 }
 
-// beatOn keeps the claim alive until ctx ends or the claim is lost.
 func (h *Held) beatOn(ctx context.Context) {
 	pause, failing := h.claim.heartbeat(), false
 	for {

@@ -405,7 +405,6 @@ func (r *Replace) isPrepared(ctx context.Context) (string, error) {
 	return fmt.Sprintf("%s of %s is made of %s", disk.Key, park, r.Prepared), nil
 }
 
-// preparedDisk returns the prepared disk on the parking VM.
 func (r *Replace) preparedDisk(ctx context.Context) (park cluster.VM, disk cluster.Disk, there bool, err error) {
 	park, rec, err := r.record().read(ctx)
 	if err != nil {
@@ -424,7 +423,6 @@ func (r *Replace) oldSystem() (cluster.Disk, error) {
 	return r.systemDisk(disks)
 }
 
-// preparedOptions returns the options of the prepared disk on the node's VM.
 func (r *Replace) preparedOptions(old cluster.Disk) []string {
 	return cluster.WithoutOption(cluster.Disk{Options: r.optionsOf(old)}, "format").Options
 }
@@ -453,7 +451,6 @@ func (r *Replace) prepareDisk(ctx context.Context) error {
 	return r.growPrepared(ctx, disk, r.wantedBytes(old))
 }
 
-// importImage makes a disk of the parking VM from the image.
 func (r *Replace) importImage(ctx context.Context, old cluster.Disk) (disk cluster.Disk, err error) {
 	var image string
 	err = wait.All(

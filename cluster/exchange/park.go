@@ -205,7 +205,6 @@ func IsParked(park cluster.VM, d parking.ParkedDisk) (string, error) {
 	return fmt.Sprintf("%s is %s of %s", disk.Volid, d.ParkKey, park), nil
 }
 
-// parkedDisk returns the drive under the disk's parking key.
 func parkedDisk(park cluster.VM, d parking.ParkedDisk) (disk cluster.Disk, found bool, err error) {
 	value, found := park.Config[d.ParkKey]
 	if !found {
@@ -241,7 +240,6 @@ func (r *Replace) isSpare(in parking.Intent) bool {
 	return (in.To == r.Parking || r.Strategy.From() == cluster.Halfway) && !slices.ContainsFunc(r.Disks, func(d parking.ParkedDisk) bool { return d.ParkKey == at })
 }
 
-// handOverStep is the ID of the step that hands the disk over.
 func (r *Replace) handOverStep(in parking.Intent) string {
 	switch {
 	case in.To == r.Parking && r.Strategy.From() == cluster.Halfway:
@@ -351,13 +349,11 @@ func (m mover) begun(a, b cluster.VM) (*parking.Intent, error) {
 	return rec.Intent, err
 }
 
-// vm reads one VM, and whether it runs.
 func (m mover) vm(ctx context.Context, id cluster.VMID) (cluster.VM, error) {
 	vm, err := m.px.VM(ctx, id)
 	return vm, fault.Prefix(fmt.Sprintf("look up VM %d", id), err)
 }
 
-// read reads the two VMs of a hand-over.
 func (m mover) read(ctx context.Context, in parking.Intent) (p pair, err error) {
 	err = wait.All(
 		wait.Into(&p.from, func() (cluster.VM, error) { return m.vm(ctx, in.From) }),
@@ -641,7 +637,6 @@ func (r *Replace) knowPods(ctx context.Context, vm *cluster.VM, before []cluster
 	return vm.KnowPods(ctx, r.Pods)
 }
 
-// missingDrives lists the drives that the VM lacks, or that differ from before.
 func (r *Replace) missingDrives(vm cluster.VM, before, have []cluster.Disk) (problems []error) {
 	const again = "set that right, then run the same command again"
 	for _, d := range before {
@@ -659,7 +654,6 @@ func (r *Replace) missingDrives(vm cluster.VM, before, have []cluster.Disk) (pro
 	return problems
 }
 
-// movesDisk reports whether the exchange changes a disk's volid.
 func (r *Replace) movesDisk(key string) bool {
 	return slices.ContainsFunc(r.Disks, func(d parking.ParkedDisk) bool { return d.Key == key && d.Holder == 0 })
 }

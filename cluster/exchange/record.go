@@ -18,7 +18,6 @@ import (
 	"github.com/recast-sh/recast/internal/wait"
 )
 
-// openRecord is the open record of a run on the parking VM of a node.
 type openRecord struct {
 	px   cluster.Proxmox
 	id   cluster.VMID // of the parking VM
@@ -27,13 +26,11 @@ type openRecord struct {
 	late *Late // measures the record's requests
 }
 
-// vm reads the parking VM.
 func (r openRecord) vm(ctx context.Context) (cluster.VM, error) {
 	park, err := ConfigOf(ctx, r.px, r.id)
 	return park, fault.Prefix(fmt.Sprintf("look up parking VM %d", r.id), err)
 }
 
-// read reads the parking VM and its record again.
 func (r openRecord) read(ctx context.Context) (cluster.VM, parking.Record, error) {
 	park, err := r.vm(ctx)
 	if err != nil {
@@ -46,7 +43,6 @@ func (r openRecord) read(ctx context.Context) (cluster.VM, parking.Record, error
 	return park, rec, err
 }
 
-// update changes the record.
 func (r openRecord) update(ctx context.Context, change func(*parking.Record)) error {
 	park, err := r.vm(ctx)
 	if err != nil {
@@ -203,7 +199,6 @@ func (l *Late) restart(park cluster.VMID, what string) {
 	l.saw(park, parking.Sent{what: 0})
 }
 
-// answered forgets a request.
 func (l *Late) answered(parking cluster.VMID, what string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -272,7 +267,6 @@ func (l *Late) None() bool {
 	return l.looked && len(l.since) == 0
 }
 
-// saw notes that a record has these requests.
 func (l *Late) saw(parking cluster.VMID, s parking.Sent) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

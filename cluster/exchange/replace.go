@@ -89,7 +89,6 @@ func (r *Replace) record() openRecord {
 	return openRecord{px: r.Proxmox, id: r.Parking, run: r.Run, node: r.VM.Name, late: r.Late}
 }
 
-// mover hands the exchange's disks over.
 func (r *Replace) mover() mover {
 	say := func(in parking.Intent, text string) { r.saying(r.handOverStep(in))(text) }
 	return mover{px: r.Proxmox, record: r.record(), host: r.VM.Host, isSpare: r.isSpare, say: say}
@@ -168,7 +167,6 @@ func (r *Replace) uuidMismatch(vm cluster.VM) error {
 	return fault.UUIDMismatch.Refusedf("%s has UUID %s: it is not the VM that was planned (UUID %s)", vm, vm.UUID(), r.VM.UUID())
 }
 
-// off returns the VM, which must be off.
 func (r *Replace) off(ctx context.Context) (cluster.VM, error) {
 	vm, found, err := r.Powered(ctx)
 	switch {
@@ -236,7 +234,6 @@ func (r *Replace) KeepOff(ctx context.Context) (cluster.VM, error) {
 	return vm, nil
 }
 
-// saying returns the function that reports what a step of the exchange waits for.
 func (r *Replace) saying(id string) func(string) {
 	branch := "bring-up/"
 	switch {
@@ -486,7 +483,6 @@ func (r *Replace) unprotect(ctx context.Context) error {
 	return LiftProtection(ctx, r.Proxmox, vm)
 }
 
-// unprotected is the goal of unprotect: the VM may be deleted.
 func (r *Replace) unprotected(ctx context.Context) (string, error) {
 	vm, found, err := r.Current(ctx)
 	if err != nil {

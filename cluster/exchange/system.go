@@ -27,12 +27,10 @@ func (r *Replace) blankDisk(d cluster.Disk) string {
 	return blank.Value()
 }
 
-// wantedBytes returns the size of the new system disk in place of d.
 func (r *Replace) wantedBytes(d cluster.Disk) uint64 {
 	return max(d.SizeBytes(), uint64(max(r.SystemGiB, 0))<<30)
 }
 
-// optionsOf returns the options of the new system disk in place of d.
 func (r *Replace) optionsOf(d cluster.Disk) []string {
 	options := cluster.WithFormat(cluster.WithoutOption(d, "size", "format"))
 	return cluster.Disk{Key: d.Key, Options: options}.Named(r.Serial)
@@ -95,7 +93,6 @@ func (r *Replace) isSystem(key string) bool {
 	return slices.ContainsFunc(r.Disks, func(d parking.ParkedDisk) bool { return d.System && d.Key == key })
 }
 
-// marked returns the VM's own description with the run's mark.
 func (r *Replace) marked() (string, error) {
 	text := parking.MarkDescription(r.VM.Config["description"], r.Run, r.Build)
 	if n := len([]rune(text)); n > cluster.MaxDescription {
@@ -244,7 +241,6 @@ func (r *Replace) giveBlank(ctx context.Context) error {
 	return r.setUp(ctx, set)
 }
 
-// systemRestored is the goal of a rollback's exchange: the kept disk is the system disk again.
 func (r *Replace) systemRestored(ctx context.Context) (string, error) {
 	if r.Restore == nil {
 		return "", r.nothingKept()
@@ -256,12 +252,10 @@ func (r *Replace) systemRestored(ctx context.Context) (string, error) {
 	return fmt.Sprintf("%s of %s is %s again", disk.Key, vm, disk.Volid), nil
 }
 
-// nothingKept is the error of a rollback whose record names no kept disk.
 func (r *Replace) nothingKept() error {
 	return fault.WithHint(fault.NoWayBack.Refusedf("the record of VM %d names no kept system disk that could come back", r.VM.ID), "%s", cluster.PreviousLock)
 }
 
-// restoreSystem gives a kept system disk to a VM that stays.
 func (r *Replace) restoreSystem(ctx context.Context) error {
 	if r.Restore == nil {
 		return r.nothingKept()
@@ -355,7 +349,6 @@ func EjectStep(px cluster.Proxmox, id cluster.VMID) step.Step {
 	}
 }
 
-// withoutBootISO reads a VM, and returns the settings that eject its boot ISOs.
 func withoutBootISO(ctx context.Context, px cluster.Proxmox, id cluster.VMID) (cluster.VM, map[string]string, error) {
 	vm, err := px.VMConfig(ctx, id)
 	if err != nil {
@@ -520,7 +513,6 @@ func (r *Replace) mediaToPutBack(ctx context.Context, vm cluster.VM) (map[string
 	return set, nil
 }
 
-// ejectMedia adds to set the settings that eject these media.
 func (r *Replace) ejectMedia(set map[string]string) {
 	media, _ := r.VM.OtherMedia() // drives that can't be read were refused
 	for key := range media {
@@ -669,7 +661,6 @@ func (r *Replace) reshaped(ctx context.Context) (string, error) {
 	return fmt.Sprintf("%s has its shape", vm), nil
 }
 
-// toReshape returns what to set while the VM is off, and why.
 func (r *Replace) toReshape(vm cluster.VM) (set map[string]string, ds shape.Differences, err error) {
 	ds, err = shape.Compare(vm, nil, r.Shape)
 	if err != nil {
@@ -729,7 +720,6 @@ func (r *Replace) sameOptions(key string, have, had []string) bool {
 	return len(shaped) > 0 && cluster.SameOptions(have, shaped)
 }
 
-// shapeAdds says whether a drive that the VM did not have is one of its shape.
 func (r *Replace) shapeAdds(key string) bool {
 	_, had := r.VM.Config[key]
 	return !had && slices.ContainsFunc(r.Shape.Disks, func(d cluster.ShapeDisk) bool { return d.Key == key })
@@ -770,7 +760,6 @@ func (get Source) Migrate(planned bool) step.Step {
 		func(r *Replace, ctx context.Context) error { return r.migrate(ctx, r.Shape.Host) })
 }
 
-// migrateBack returns a VM that was migrated for its shape.
 func (r *Replace) migrateBack() step.Step {
 	return step.Step{
 		ID: "migrate", Title: "migrate the VM back to " + r.VM.Host, Risk: step.Disruptive,

@@ -220,7 +220,6 @@ func (p Parking) CameLate(all []Parking) bool {
 	})
 }
 
-// unused reports whether the parking VM was never used since it was created.
 func (p Parking) unused() bool { return p.Empty() && p.Record.Written == 0 && len(p.Record.Sent) == 0 }
 
 // Empty reports whether no disk was ever handed over to the parking VM of a replacement.
@@ -416,7 +415,6 @@ func (p Parking) Unanswered() []string {
 	})
 }
 
-// guards says which work waits for a request.
 func (r Record) guards(what string, within time.Duration) string {
 	switch {
 	case slices.Contains(cluster.TakesDown, what) && !r.ControlPlane:
@@ -645,7 +643,6 @@ func WasDone(givenUp bool) string {
 	return "replaced"
 }
 
-// namesVolume reports whether a value of a configuration names the volume as a drive's.
 func namesVolume(value, volid string) bool {
 	for option := range strings.SplitSeq(value, ",") {
 		if name, named, is := strings.Cut(option, "="); option == volid || is && (name == "file" || name == "volume") && named == volid {
@@ -791,7 +788,6 @@ func Unprovable(vm cluster.VM, m cluster.Machine, system string) ([]cluster.Obst
 	return out, nil
 }
 
-// nameIsUnique reports whether the drive's serial or WWN distinguishes it from all others.
 func nameIsUnique(drives []cluster.Disk, d cluster.Disk) bool {
 	return slices.ContainsFunc([]string{"serial", "wwn"}, func(option string) bool {
 		same := func(o cluster.Disk) bool { return o.Key != d.Key && o.Option(option) == d.Option(option) }

@@ -335,7 +335,6 @@ func (u *undo) setUp() {
 	u.out = append(u.out, fmt.Sprintf("# unusedN before: %s", words.OrNone(strings.Join(unusedKeys(u.mem.VM), ", "))))
 }
 
-// setOptions restores the options of the returned drives.
 func (u *undo) setOptions() {
 	spelled, keys := "", ""
 	for _, d := range u.rec.Disks {

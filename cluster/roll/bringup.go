@@ -42,7 +42,6 @@ func (n *node) answers(ctx context.Context) (reason string, silent, err error) {
 	return reason, nil, nil
 }
 
-// otherMachine is the error of a machine with another UUID at the node's address.
 func (n *node) otherMachine(uuid string) error {
 	return fault.WithHint(fault.UUIDMismatch.Refusedf("%s answers with UUID %s, not %s", n.Plan.Addr, uuid, n.Plan.UUID),
 		"another machine has the address of %s: see who has that lease, or whether it is a virtual address; nothing was done to it", n.Plan.Node)
@@ -159,7 +158,6 @@ func (n *node) configureBlank(ctx context.Context) error {
 	return cluster.Unanswered(lost, n.inVain(ctx, n.awaitConfigured(ctx, "bring-up/configure")))
 }
 
-// awaitConfigured waits until the machine answers with the cluster's credentials.
 func (n *node) awaitConfigured(ctx context.Context, id string) error {
 	return n.Watch(ctx, id, n.OfMachine(n.Plan.Node+" takes its configuration", n.Timing.Boot), func(ctx context.Context) (bool, string, error) {
 		reason, silent, err := n.answers(ctx)
@@ -240,7 +238,6 @@ func (n *node) cutOff(ctx context.Context, r *exchange.Replace, mem parking.Memo
 	return err == nil && !member
 }
 
-// renew replaces the blank system disk of this replacement with another, and starts the VM again.
 func (n *node) renew(ctx context.Context, r *exchange.Replace, silent error) error {
 	n.renewed = true
 	n.Tell("bring-up/configure", fmt.Sprintf("%v; if its installation was cut off it halts, so it gets another blank system disk", silent))
@@ -285,7 +282,6 @@ func (n *node) newSystem() step.Step {
 	return made
 }
 
-// openNew opens the record of a VM that is to be created.
 func (n *node) openNew(ctx context.Context) error {
 	uuid := shape.UUID(n.Run, n.Plan.Node)
 	mem := parking.Memory{
@@ -495,7 +491,6 @@ func (n *node) kept(ctx context.Context) (string, error) {
 	return park.KeptBy(n.Plan.Strategy), nil
 }
 
-// frees lists the steps that free what is superseded once the record is closed.
 func (n *node) frees() []step.Step {
 	steps := n.FreeSteps("bring-up/finish")
 	if n.Want.Surge { // what an earlier removal of the node has left
@@ -561,7 +556,6 @@ func (n *node) uncordonStep(uncordon func(context.Context) error) step.Step {
 	return step.Step{ID: "uncordon", Title: "uncordon " + n.Plan.Node, Skip: n.uncordoned, Do: uncordon}
 }
 
-// deleteNodeStep deletes the Node of a node whose VM is deleted.
 func (n *node) deleteNodeStep() step.Step {
 	own := func(ctx context.Context, _ cluster.KubeNode) error { return n.RequireOwnName(ctx) }
 	return rolling.DeleteNode(n.Node, "delete Node "+n.Plan.Node, own, nil)

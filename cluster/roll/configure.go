@@ -227,7 +227,6 @@ func (n *applyConfig) markAndReboot(ctx context.Context) error {
 	return n.reboot(ctx)
 }
 
-// awaitBoot waits until the machine answers in another boot than before.
 func (n *applyConfig) awaitBoot(ctx context.Context, id, before string) error {
 	return n.Watch(ctx, id, n.OfMachine(n.Plan.Node+" to leave its old boot", n.Timing.Stop+n.Timing.Boot), func(ctx context.Context) (bool, string, error) {
 		m, err := cluster.ReadBooted(ctx, n.Talos, n.Plan.Addr)

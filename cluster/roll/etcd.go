@@ -20,7 +20,6 @@ import (
 	"github.com/recast-sh/recast/internal/wait"
 )
 
-// etcdMember is the membership of a control plane in etcd.
 type etcdMember struct {
 	*rolling.Node
 	record  *record
@@ -402,7 +401,6 @@ func requireAlone(ctx context.Context, n *rolling.Node, members []cluster.Member
 	return nil
 }
 
-// discoveryOff says whether the machine does not take part in Talos' discovery.
 func discoveryOff(ctx context.Context, n *rolling.Node) (bool, error) {
 	text, err := n.Talos.MachineConfig(ctx, n.Plan.Addr)
 	if err != nil {

@@ -89,7 +89,6 @@ func stuck(m cluster.Machine, before []cluster.VolumeStatus) string {
 	return strings.Join(m.StuckVolumes(before), "; ")
 }
 
-// lacksSystem compares the system that the machine booted, and its disk, with the expected ones.
 func (n *node) lacksSystem(m cluster.Machine, mem parking.Memory) string {
 	if !n.Plan.Strategy.Installs() {
 		if n.Plan.Strategy.System() == cluster.SystemKept && m.Schematic.LockHash() != n.Plan.Restore.Build {
@@ -190,7 +189,6 @@ func (n *node) settled(ctx context.Context, lacks func(context.Context) (string,
 	return n.isHealthy(), nil
 }
 
-// vmToBe is the VM as it will be once it is up.
 func (n *node) vmToBe(mem parking.Memory) cluster.VM {
 	switch n.Plan.Strategy.System() {
 	case cluster.SystemNew:
@@ -237,7 +235,6 @@ type leaving struct {
 	names []string
 }
 
-// healing waits for the volumes of one node in a roll.
 type healing struct {
 	*rolling.Node
 	leaving  *leaving
@@ -377,7 +374,6 @@ func (n healing) hold(ctx context.Context, systems []replica.System) error {
 	return nil
 }
 
-// giveBack ends what is held for the node.
 func (n healing) giveBack(ctx context.Context) error {
 	holds, err := holdsOf(ctx, n.Kube)
 	errs := []error{notGivenBack(err)}
@@ -628,7 +624,6 @@ func readName(ctx context.Context, files cluster.MachineFiles, at string, name *
 	return nil
 }
 
-// serving is the VM of a node that serves.
 type serving struct {
 	*rolling.Node
 }

@@ -203,7 +203,6 @@ const (
 	afterBatch  = "hooks_after"
 )
 
-// aroundBatch puts the hooks of a batch before and after its nodes.
 func (r *Roller) aroundBatch(hooks cluster.Hooks, b planning.Batch, steps []step.Step) []step.Step {
 	phase := b.Phase
 	call := func(point cluster.HookPoint, id string) HookCall {

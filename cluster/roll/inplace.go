@@ -16,7 +16,6 @@ import (
 	"github.com/recast-sh/recast/internal/words"
 )
 
-// inPlace is the upgrade in place.
 type inPlace struct {
 	*node
 	rebooted  bool      // this process told it to reboot
@@ -305,7 +304,6 @@ var (
 	errOtherSystem = errors.New("it came back neither as its old system nor as the one that was installed")
 )
 
-// lacksAfterUpgrade names the first thing that the node still lacks.
 func (n *inPlace) lacksAfterUpgrade(ctx context.Context) (string, error) {
 	m, lacks, err := n.Arrived(ctx)
 	if err != nil || lacks != "" {
@@ -346,7 +344,6 @@ func (n *inPlace) rolledBack(ctx context.Context, cause error) error {
 		"talosctl -n %s dmesg shows why the new system gave up; this build is not tried in place on it again", n.Plan.Addr), fault.Prefix("clear up after that", err))
 }
 
-// bootFailed acts by policy on a node that did not come back in time.
 func (n *inPlace) bootFailed(ctx context.Context, cause error) error {
 	cause = fmt.Errorf("%s did not come back from its upgrade: %w", n.Plan.Node, cause)
 	if n.Plan.Reboot == cluster.ByFirmware {
@@ -447,7 +444,6 @@ func (n *inPlace) rememberForReimage(ctx context.Context) error {
 	return fault.Prefix("journal", n.Journal.Put(n.Key("memory"), mem))
 }
 
-// cameBack holds unless the node is to be reimaged.
 func (n *inPlace) cameBack(context.Context) (string, error) {
 	if n.gaveUp == nil {
 		return "it came back", nil

@@ -107,7 +107,6 @@ func (r *Rehearser) clear(left []planning.LeftScratch) step.Step {
 	}
 }
 
-// try boots what nodes will boot.
 func (r *Rehearser) try(t planning.Trial) step.Step {
 	run := &trial{Trial: t, Rehearser: r}
 	s := step.Step{
@@ -120,7 +119,6 @@ func (r *Rehearser) try(t planning.Trial) step.Step {
 	return s
 }
 
-// trial is one trial in progress.
 type trial struct {
 	planning.Trial
 	*Rehearser
@@ -180,7 +178,6 @@ const scratchTimeout = 2 * time.Minute
 
 func (t *trial) path() string { return "roll/rehearse/" + t.Host + "/" + t.ID }
 
-// wait waits until look succeeds, and shows what it sees.
 func (t *trial) wait(ctx context.Context, name string, look wait.Look) error {
 	return t.Timing.Await(ctx, wait.For{Name: name, Timeout: t.Timing.Boot, Seen: func(seen string) { t.say(name + ": " + seen) }}, look)
 }

@@ -176,7 +176,6 @@ func (n *node) life() []step.Step {
 // goal returns why there is nothing to do; "": there is.
 type goal = func(context.Context) (string, error)
 
-// when returns the steps if they apply.
 func when(applies bool, steps ...step.Step) []step.Step {
 	if !applies {
 		return nil
@@ -226,7 +225,6 @@ func (n *node) bringUp() step.Step {
 	)
 }
 
-// givesBack lists the steps that give the node back what was taken away from it.
 func (n *node) givesBack() []step.Step {
 	restore := step.Step{ID: "restore-node", Title: "restore labels and taints", Do: n.restoreMetadata}
 	return []step.Step{restore, rolling.NoteEntry(n.Node), n.uncordonStep(n.uncordon)}
@@ -373,7 +371,6 @@ type node struct {
 	settledAt time.Time // when it had been healthy for the settling time; zero: not yet
 }
 
-// planned returns node n of p, in one of the phases of p.
 func (r *Roller) planned(p planning.Plan, n planning.NodePlan, phase planning.Phase) *node {
 	n.ControlPlanes, n.Heed = p.ControlPlanes, p.Heed
 	of := r.node(rolling.Node{Plan: n, Want: n.Wanted, Path: planning.StepPath(phase, n.Node)})
@@ -381,7 +378,6 @@ func (r *Roller) planned(p planning.Plan, n planning.NodePlan, phase planning.Ph
 	return of
 }
 
-// node returns a node of this roll.
 func (r *Roller) node(h rolling.Node) *node {
 	h.Roll = r.Roll
 	n := &node{Node: &h, roller: r, config: savedConfig{Node: &h, files: r.MachineConfig}}
@@ -469,7 +465,6 @@ func (n *node) finished(ctx context.Context) (string, error) {
 	return fmt.Sprintf("runs %s build %s", n.Want.Build.TalosVersion, words.Short(n.Want.Build.ID)), nil
 }
 
-// unfinished names what keeps the node from being finished.
 func (n *node) unfinished(ctx context.Context) (string, error) {
 	if !n.Plan.Strategy.BringsImage() {
 		return "", nil // its goal is another one, named by the title
@@ -648,7 +643,6 @@ func (n *record) with(ctx context.Context, park parking.Parking) (*exchange.Repl
 	return new(*n.opened), nil
 }
 
-// sending calls Sending on the node's exchange.
 func (n *record) sending(ctx context.Context, what string, within time.Duration, send func(context.Context) error) error {
 	r, err := n.read(ctx)
 	if err != nil {

@@ -27,7 +27,6 @@ func newUUID() string {
 	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
 }
 
-// scratchVM is a scratch VM that a step makes and deletes.
 type scratchVM struct {
 	*Rehearser
 	host string
@@ -101,7 +100,6 @@ func (s *scratchVM) settle(ctx context.Context) error {
 	return fault.WithHint(err, "recast prune waits for them, and deletes the scratch VM if they leave one")
 }
 
-// create creates the scratch VM of the trial.
 func (t *trial) create(ctx context.Context) (cluster.VM, error) {
 	images := rolling.Published{Proxmox: t.Proxmox, Wanted: t.Model.Wanted, Host: t.Host}
 	find := images.ISO

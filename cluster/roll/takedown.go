@@ -224,7 +224,6 @@ func (n *node) reachBlank(vm cluster.VM, m cluster.Machine) (*cluster.BlankSetti
 	return set, nil
 }
 
-// rememberStep opens the record.
 func (n *node) rememberStep(title string, open func(context.Context) error) step.Step {
 	return step.Step{ID: "remember", Title: title, Skip: n.remembered, Do: open}
 }

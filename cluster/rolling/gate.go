@@ -167,7 +167,6 @@ func (n *Node) RequireUnchanged(ctx context.Context) error {
 	return nil
 }
 
-// plannedOn returns the host that the VM was on when the plan was made.
 func (n *Node) plannedOn() string {
 	if vm := n.Plan.Found.VM; vm != nil {
 		return vm.Host
@@ -458,7 +457,6 @@ func (n *Node) requireNoLeader(ctx context.Context) error {
 	return err
 }
 
-// requireNoVM refuses to make a VM whose name or number another VM has.
 func (n *Node) requireNoVM(ctx context.Context) error {
 	vms, err := n.Proxmox.VMs(ctx)
 	if err != nil {
@@ -472,7 +470,6 @@ func (n *Node) requireNoVM(ctx context.Context) error {
 	return nil
 }
 
-// requireNoNode refuses to make a node that Kubernetes knows.
 func (n *Node) requireNoNode(ctx context.Context) error {
 	_, err := n.Kube.Node(ctx, n.Plan.Node)
 	switch {
@@ -484,7 +481,6 @@ func (n *Node) requireNoNode(ctx context.Context) error {
 	return fault.WithHint(fault.PlanMoved.Refusedf("Kubernetes has a node %s already", n.Plan.Node), "run recast plan and look again")
 }
 
-// requireNoMachine refuses to make a node at whose address a Talos machine answers.
 func (n *Node) requireNoMachine(ctx context.Context) error {
 	asking, cancel := context.WithTimeout(ctx, exchange.LookAround)
 	defer cancel()

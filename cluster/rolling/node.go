@@ -60,7 +60,6 @@ type Roll struct {
 	Late exchange.Late
 }
 
-// outNodes are the nodes that this roll has taken out and not finished.
 type outNodes struct{ names sync.Map }
 
 // Add marks a node as taken out.

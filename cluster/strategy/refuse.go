@@ -53,7 +53,6 @@ func always(reasons []string) map[cluster.Strategy][]string {
 	return out
 }
 
-// againstInPlace says why the running system can't be upgraded.
 func (c Candidate) againstInPlace() []string {
 	out := slices.Concat(misfit(c), c.unreadable(false), unchangeable(c), c.AgainstArgs(cluster.InPlace))
 	if n := c.Found.Node; n != nil && n.FailedBuild != "" && n.FailedBuild == c.Build.ID {
@@ -426,7 +425,6 @@ func strangeMedium(c Candidate, d cluster.Disk) string {
 	return ""
 }
 
-// unprovable lists persistent disks that can't be proven to come back to a new VM.
 func (c Candidate) unprovable() []cluster.Obstacle {
 	if c.SystemErr != nil || c.DisksErr != nil || len(c.Untellable()) > 0 {
 		return nil // already refused in other words
@@ -596,7 +594,6 @@ func putRight(m cluster.Machine, v cluster.Volume) string {
 	return "delete that partition"
 }
 
-// tellApart says which of several partitions with one label is to get another label.
 func tellApart(m cluster.Machine, label string) string {
 	used := cluster.Where(m.Volumes, func(v cluster.Volume) bool { return v.Label == label && v.Phase == "ready" })
 	if len(used) != 1 {
@@ -639,7 +636,6 @@ func sealed(c Candidate) []string {
 	return out
 }
 
-// loss is data that is lost with the system disk.
 type loss struct {
 	name          string   // what acceptLoss calls it
 	also          []string // other names for it
@@ -647,7 +643,6 @@ type loss struct {
 	lift, command string // as in LocalData
 }
 
-// accepted says whether one of names names the loss.
 func (l loss) accepted(names []string) bool {
 	return slices.Contains(names, l.name) || slices.ContainsFunc(l.also, func(name string) bool { return slices.Contains(names, name) })
 }
@@ -662,7 +657,6 @@ var extensionState = map[string]struct{ path, what string }{
 	"netbird":   {"/var/lib/netbird", "its key and login"},
 }
 
-// extensionData returns what the running system's extensions keep below /var.
 func extensionData(m cluster.Machine) (data []cluster.LocalData) {
 	for _, e := range m.Extensions {
 		if state, keeps := extensionState[e.Name]; keeps {
@@ -713,7 +707,6 @@ func (c Candidate) omni() []string {
 	return out
 }
 
-// leavesOmni notes that an image removes what joined the machine to Omni.
 func leavesOmni(c Candidate) []string {
 	after := c.Machine.OmniAfter(c.Build)
 	left := cluster.Where(c.Machine.Omni(), func(arg string) bool { return !slices.Contains(after, arg) })
@@ -764,7 +757,6 @@ func (c Candidate) AgainstArgs(s cluster.Strategy) []string {
 	return out
 }
 
-// argsAccepted notes the arguments that acceptLoss gives up.
 func (c Candidate) argsAccepted(s cluster.Strategy) []string {
 	var out []string
 	for _, arg := range c.ArgsLost(c.Machine) {
@@ -915,7 +907,6 @@ func missingBoot(c Candidate) []cluster.Obstacle {
 	return out
 }
 
-// unwritable lists settings and drives that can't be given to a new VM.
 func unwritable(c Candidate) []cluster.Obstacle {
 	out := c.rawDevices()
 	add := func(key, format string, args ...any) {

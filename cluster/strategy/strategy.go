@@ -78,7 +78,6 @@ type Decision struct {
 	ToRecreate []cluster.Obstacle // what prevents recreate, if it is allowed but not chosen
 }
 
-// firstPossible decides for Auto.
 func firstPossible(against map[cluster.Strategy][]string) (s cluster.Strategy, why string, refused []string) {
 	recreate, reimage := against[cluster.Recreate], against[cluster.Reimage]
 	also := slices.DeleteFunc(slices.Clone(recreate), func(r string) bool { return slices.Contains(reimage, r) })
@@ -302,7 +301,6 @@ func (s slot) removable(keep slot) bool {
 	return !s.Detached() || s.Owner != s.vm.ID // Proxmox frees an unusedN of its owner
 }
 
-// doubles lists the volumes of the VM that are in more than one slot.
 func (c Candidate) doubles() [][]slot {
 	var out [][]slot
 	var listed []string
@@ -457,7 +455,6 @@ func (c Candidate) machineOf(id cluster.VMID) (cluster.Machine, bool) {
 	return *f.Machine, true
 }
 
-// removal takes volumes out of slots.
 type removal struct {
 	node  cluster.VM
 	slots []slot

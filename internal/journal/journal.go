@@ -459,7 +459,6 @@ func checkOwnersBelow(root *os.Root, name string, depth int) error {
 	return nil
 }
 
-// checkOwner checks one file or directory.
 func checkOwner(path string, info fs.FileInfo) error {
 	switch stat, known := info.Sys().(*syscall.Stat_t); {
 	case info.Mode()&fs.ModeSymlink != 0:

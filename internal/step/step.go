@@ -299,7 +299,6 @@ func (s Step) do(ctx context.Context, within *scope) error {
 	return err
 }
 
-// ended says whether no further step may start.
 func (s *scope) ended(ctx context.Context) bool {
 	select {
 	case <-s.halted:
@@ -400,13 +399,11 @@ func (r *Runner) end() (stopped bool) {
 	return r.stopped
 }
 
-// tree is one Run in progress.
 type tree struct {
 	*Runner
 	slots *slots
 }
 
-// place is the position of a step in the tree.
 type place struct {
 	path  string
 	scope *scope
@@ -583,7 +580,6 @@ func (t *tree) notStarted(s Step, at place) outcome {
 	return outcome{notStarted: []string{at.path}}
 }
 
-// emitUnlessQuiet emits e unless s is Quiet.
 func (t *tree) emitUnlessQuiet(s Step, e Event) {
 	if !s.Quiet {
 		t.Tell(e)

@@ -196,7 +196,6 @@ func (h *hints) hint() {
 	}
 }
 
-// complete reports whether there are watches and all of them are in place.
 func (h *hints) complete() bool {
 	return len(h.all) > 0 && !slices.ContainsFunc(h.all, func(w *watching) bool { return !w.inPlace.Load() })
 }

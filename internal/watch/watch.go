@@ -76,7 +76,6 @@ func (w *Watcher) Until(ctx context.Context) (last string, err error) {
 	}
 }
 
-// once reads and draws everything that is due.
 func (w *Watcher) once(ctx context.Context) (last string, err error) {
 	running, here, err := w.p.Runs().Running()
 	if err != nil {
@@ -123,7 +122,6 @@ func (w *Watcher) passed(r past.Running) bool {
 	return written.Before(w.beat.Since)
 }
 
-// over stores how the run that was started here ended.
 func (w *Watcher) over() error {
 	outcome, err := w.p.Runs().Outcome(w.here.ID)
 	w.ended = fmt.Sprintf("run %s: %s", w.here.ID, outcome)
@@ -152,7 +150,6 @@ func (w *Watcher) afterwards(ctx context.Context) (last string, err error) {
 	return "", nil
 }
 
-// begin switches to a run that was started here.
 func (w *Watcher) begin(r past.Running) {
 	w.here = r
 	w.follow = &live.Follower{Path: filepath.Join(r.Dir, story.LogName), Older: filepath.Join(r.Dir, story.OlderLogName)}
