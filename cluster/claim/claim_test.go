@@ -66,17 +66,13 @@ func TestClaimIsHeldAndGivenBack(t *testing.T) {
 		vm, _ := p.VM(t.Context(), 9000)
 		description := vm.Config["description"]
 		delete(vm.Config, "description")
-		if diff := cmp.Diff(map[string]string{"name": "recast-claim", "memory": "16", "onboot": "0", "protection": "1"}, vm.Config); diff != "" || vm.Host != "pve1" {
-			t.Errorf("on %s: %s", vm.Host, diff)
-		}
+		diff := cmp.Diff(map[string]string{"name": "recast-claim", "memory": "16", "onboot": "0", "protection": "1"}, vm.Config)
+		must.Not(t, diff != "" || vm.Host != "pve1", "on %s: %s", vm.Host, diff)
 		want := "Claim of recast: Talos cluster c1 is being worked on by run r1 (pid 7 on ci-r1) since 2000-01-01T00:00:00Z. Never start this VM;"
-		if !strings.HasPrefix(description, want) {
-			t.Errorf("a person reads %q", description)
-		}
+		must.Not(t, !strings.HasPrefix(description, want), "a person reads %q", description)
 		time.Sleep(time.Hour)
-		if s := p.state(t); s.Beat < 230 || !s.Since.Equal(time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)) {
-			t.Errorf("after an hour: %+v", s)
-		}
+		s := p.state(t)
+		must.Not(t, s.Beat < 230 || !s.Since.Equal(time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)), "after an hour: %+v", s)
 		must.Pass(t, h.Check(t.Context()))
 		for range 2 {
 			release(t, h)
@@ -127,9 +123,8 @@ func TestClaimOfAnEndedRun(t *testing.T) {
 		start := time.Now()
 		h := acquire(t, c)
 		must.Equal(t, "it took", tc.want, time.Since(start))
-		if s := p.state(t); s.Run != tc.run || s.Beat != 5 {
-			t.Errorf("claim is %+v", s)
-		}
+		s := p.state(t)
+		must.Not(t, s.Run != tc.run || s.Beat != 5, "claim is %+v", s)
 		releaseHeld(t, h)
 	})
 }
@@ -477,9 +472,8 @@ func TestClaimsOfTwoRanges(t *testing.T) {
 			theirs := cluster.VMIDRange{First: second, Last: second + 99}.String()
 			must.FailAs(t, err, fault.Claimed, `which is alive (VM 9000 "recast-claim" on pve1)`, "proxmox.vmids 9000-9099", theirs)
 			p.do(func() {
-				if slices.ContainsFunc(p.changes[n:], func(c string) bool { return c != "set" }) {
-					t.Errorf("changes: %q", p.changes[n:])
-				}
+				must.Not(t, slices.ContainsFunc(p.changes[n:], func(c string) bool { return c != "set" }),
+					"changes: %q", p.changes[n:])
 			})
 			releaseHeld(t, h)
 			if h, err = claimantAt(p, "r2", second).Acquire(t.Context()); err != nil {
@@ -517,9 +511,8 @@ func TestClaimsOfTwoRangesAtOnce(t *testing.T) {
 				both.Go(func() { run(claimantAt(p, "r1", 9000), -late) })
 				both.Go(func() { run(claimantAt(p, "r2", 9100), late) })
 				both.Wait()
-				if most != 1 || won == 0 || len(p.vms) > 0 {
-					t.Errorf("late %s, delay %s: %d at once, %d in all, left %v", late, delay, most, won, p.vms)
-				}
+				must.Not(t, most != 1 || won == 0 || len(p.vms) > 0,
+					"late %s, delay %s: %d at once, %d in all, left %v", late, delay, most, won, p.vms)
 			})
 		}
 	}
@@ -646,9 +639,8 @@ func TestWhatAnotherRangeHasLeft(t *testing.T) {
 		}
 		said := clustertest.Message(err) + strings.Join(fault.Hints(err), "\n")
 		must.Contain(t, "said", said, tc.want...)
-		if fault.KindOf(err) != fault.Refused || len(p.changes) > 0 || time.Since(start) != tc.after {
-			t.Errorf("kind %d, changes %q, after %s", fault.KindOf(err), p.changes, time.Since(start))
-		}
+		must.Not(t, fault.KindOf(err) != fault.Refused || len(p.changes) > 0 || time.Since(start) != tc.after,
+			"kind %d, changes %q, after %s", fault.KindOf(err), p.changes, time.Since(start))
 	})
 }
 
@@ -668,9 +660,8 @@ func TestAClaimMayBeOnAHostThatIsAway(t *testing.T) {
 		release(t, h)
 		p.away = away("does not answer")
 		_, err := claimantAt(p, "r1", 9000).Acquire(t.Context())
-		if fault.KindOf(err) != fault.Refused || !strings.Contains(clustertest.Message(err), "whether another run is at work can't be determined: Proxmox host pve2 does not answer") || len(p.vms) > 0 {
-			t.Errorf("online: %v, left %v", err, p.vms)
-		}
+		must.Not(t, fault.KindOf(err) != fault.Refused || !strings.Contains(clustertest.Message(err), "whether another run is at work can't be determined: Proxmox host pve2 does not answer") || len(p.vms) > 0,
+			"online: %v, left %v", err, p.vms)
 		c := claimantAt(p, "r1", 9000)
 		c.Nodes = []cluster.VMID{9100} // VM 9100 belongs to a node
 		h = acquire(t, c)
@@ -709,9 +700,8 @@ func TestCover(t *testing.T) {
 		p.do(func() { p.lose = map[string]int{"set": 1} })
 		must.Do(t, h.Cover(t.Context(), []cluster.VMID{101, 102}))
 		time.Sleep(time.Minute)
-		if s := p.state(t); !slices.Equal(s.Nodes, []cluster.VMID{101, 102}) || s.VMIDs != "9000-9099" {
-			t.Errorf("the claim is %+v", s)
-		}
+		s := p.state(t)
+		must.Not(t, !slices.Equal(s.Nodes, []cluster.VMID{101, 102}) || s.VMIDs != "9000-9099", "the claim is %+v", s)
 		other := claimantAt(p, "r2", 9100)
 		other.Cluster, other.Nodes = "c2", []cluster.VMID{102}
 		must.FailAs(t, must.Err(other.Acquire(t.Context())), fault.Claimed)
@@ -753,9 +743,8 @@ func TestWithin(t *testing.T) {
 		h := acquire(t, claimant(p, "r1"))
 		ctx, end := h.Within(t.Context())
 		defer end()
-		if errAsked := errors.New("500 no"); !errors.Is(h.Judge(errAsked), errAsked) || h.Judge(nil) != nil {
-			t.Error("judged while it is held")
-		}
+		errAsked := errors.New("500 no")
+		must.Not(t, !errors.Is(h.Judge(errAsked), errAsked) || h.Judge(nil) != nil, "judged while it is held")
 		lost := time.Now()
 		p.do(func() { p.vms[9000] = rivalVM(t, 9000, nil) })
 		<-ctx.Done()
@@ -764,14 +753,11 @@ func TestWithin(t *testing.T) {
 		must.Equal(t, "cause", []any{fault.Claimed, fault.ClaimLost}, []any{fault.KindOf(cause), fault.CodeOf(cause)})
 		after, end := h.Within(t.Context())
 		defer end()
-		if after.Err() == nil {
-			t.Error("begun after it was lost")
-		}
+		must.Not(t, after.Err() == nil, "begun after it was lost")
 		for _, err := range []error{nil, fault.TaskFailed.Errorf("500 no"), context.Canceled, fault.As(fault.Interrupted, context.Canceled), cause, errors.Join(cause, fault.NoBoot.Errorf("x"))} {
 			judged := h.Judge(err)
-			if fault.KindOf(judged) != fault.Claimed || fault.CodeOf(judged) != fault.ClaimLost || err != nil && !errors.Is(judged, err) {
-				t.Errorf("%v is judged %v: kind %d, code %s", err, judged, fault.KindOf(judged), fault.CodeOf(judged))
-			}
+			must.Not(t, fault.KindOf(judged) != fault.Claimed || fault.CodeOf(judged) != fault.ClaimLost || err != nil && !errors.Is(judged, err),
+				"%v is judged %v: kind %d, code %s", err, judged, fault.KindOf(judged), fault.CodeOf(judged))
 		}
 		release(t, h)
 	})

@@ -155,9 +155,8 @@ func TestGuardChecksBeforeEveryChange(t *testing.T) {
 					args = append(args, reflect.Zero(f.Type().In(i)))
 				}
 				out := f.Call(args)
-				if err, _ := out[len(out)-1].Interface().(error); fault.KindOf(err) != fault.Claimed {
-					t.Errorf("%s: %v", m.Name, err)
-				}
+				err, _ := out[len(out)-1].Interface().(error)
+				must.Not(t, fault.KindOf(err) != fault.Claimed, "%s: %v", m.Name, err)
 			}
 		}
 		must.Pass(t, must.Err(px.VM(t.Context(), 9001))) // reading needs no claim
@@ -206,9 +205,7 @@ func TestAfterASilenceHostsAreJudgedAlike(t *testing.T) {
 			start := time.Now()
 			err := h.Check(t.Context())
 			must.Equal(t, why, 90*time.Second, time.Since(start))
-			if refused != (err != nil) || refused && fault.KindOf(err) != fault.Refused {
-				t.Errorf("%s: %v", why, err)
-			}
+			must.Not(t, refused != (err != nil) || refused && fault.KindOf(err) != fault.Refused, "%s: %v", why, err)
 			release(t, h)
 		})
 	}
@@ -300,9 +297,8 @@ func TestClaimAsLease(t *testing.T) {
 		time.Sleep(time.Hour)
 		must.Pass(t, h.Check(t.Context()))
 		must.Equal(t, "changes of VMs", 0, len(p.changes))
-		if l.revision < 230 || l.lease.Holder != "recast run r1, pid 7 on ci-r1" || l.lease.Duration != 90*time.Second || time.Since(l.lease.Renewed) > 15*time.Second {
-			t.Errorf("after an hour: %+v", l.lease)
-		}
+		must.Not(t, l.revision < 230 || l.lease.Holder != "recast run r1, pid 7 on ci-r1" || l.lease.Duration != 90*time.Second || time.Since(l.lease.Renewed) > 15*time.Second,
+			"after an hour: %+v", l.lease)
 		_, err := leaseClaimant(p, l, "r2").Acquire(t.Context())
 		must.FailAs(t, err, fault.Claimed)
 		want := "held by run r1 (pid 7 on ci-r1) since 2000-01-01T00:00:05Z, which is alive (Lease kube-system/recast)"
@@ -354,9 +350,7 @@ func TestClaimsInTwoPlacesAtOnce(t *testing.T) {
 			})
 		}
 		both.Wait()
-		if got[0] == nil && got[1] == nil {
-			t.Error("both hold the claim")
-		}
+		must.Not(t, got[0] == nil && got[1] == nil, "both hold the claim")
 		requireNone(t, p, l)
 	})
 }
@@ -422,9 +416,8 @@ func TestClaimTakenWhileKubernetesWasAway(t *testing.T) {
 		first := must.Get(leaseClaimant(p, l, "r1").Acquire(ctx))(t)
 		l.fail(cluster.ErrNoAnswer)
 		second := acquire(t, vmClaimant(p, l, "r2"))
-		if err := first.Check(t.Context()); err == nil {
-			t.Error("the Lease was proven without an API")
-		}
+		err := first.Check(t.Context())
+		must.Not(t, err == nil, "the Lease was proven without an API")
 		if !alive {
 			kill()
 			synctest.Wait() // a heartbeat at this very moment has ended
@@ -437,16 +430,13 @@ func TestClaimTakenWhileKubernetesWasAway(t *testing.T) {
 			both.Go(func() { errs[0] = first.Check(t.Context()) })
 		}
 		both.Wait()
-		if lost := fault.KindOf(errs[1]) == fault.Claimed; lost != alive || !lost && errs[1] != nil {
-			t.Errorf("who came later: %v", errs[1])
-		}
+		lost := fault.KindOf(errs[1]) == fault.Claimed
+		must.Not(t, lost != alive || !lost && errs[1] != nil, "who came later: %v", errs[1])
 		release(t, second)
 		if alive {
 			must.Pass(t, errors.Join(first.Check(t.Context()), first.Release(t.Context())))
 		}
-		if l.lease != nil {
-			t.Errorf("left: %+v", l.lease)
-		}
+		must.Not(t, l.lease != nil, "left: %+v", l.lease)
 	})
 }
 
@@ -517,9 +507,8 @@ func TestForeignLeases(t *testing.T) {
 	}, func(t *testing.T, tc row) {
 		l := &leases{lease: &cluster.Lease{Name: "kube-system/recast", Revision: "1", Claim: tc.claim}}
 		_, err := leaseClaimant(newClaimPVE(), l, "r2").Acquire(t.Context())
-		if fault.KindOf(err) != fault.Refused || !strings.Contains(clustertest.Message(err), tc.want) || l.lease.Revision != "1" {
-			t.Errorf("err = %v", err)
-		}
+		must.Not(t, fault.KindOf(err) != fault.Refused || !strings.Contains(clustertest.Message(err), tc.want) || l.lease.Revision != "1",
+			"err = %v", err)
 	})
 }
 
@@ -597,9 +586,8 @@ func TestPatience(t *testing.T) {
 		start := time.Now()
 		err := px.SetConfig(t.Context(), read, map[string]string{"onboot": "0"}, nil)
 		must.Take(t, start, c.took, c.took+2*time.Second)
-		if (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) || f.done != map[bool]int{true: 1}[err == nil] {
-			t.Errorf("done %d times: %v; want %q", f.done, err, c.err)
-		}
+		must.Not(t, (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) || f.done != map[bool]int{true: 1}[err == nil],
+			"done %d times: %v; want %q", f.done, err, c.err)
 		must.Contain(t, "hints", strings.Join(fault.Hints(err), "\n"), c.hint)
 		must.Equal(t, "said", c.said, said)
 	})
@@ -682,8 +670,7 @@ func TestPatienceWithATarget(t *testing.T) {
 		read, _ := f.VM(t.Context(), 101)
 		f.vm.Lock, f.vm.Config["lock"], f.until = "backup", "backup", time.Now().Add(time.Minute)
 		err := WithPatience(f, 2*time.Second, func(string) {}).MoveDisk(t.Context(), read, "scsi1", 9900, "scsi1")
-		if f.moved != c.moved || (err == nil) != (c.moved == 1) || err != nil && !errors.Is(err, cluster.ErrChanged) {
-			t.Errorf("moved %d times: %v", f.moved, err)
-		}
+		must.Not(t, f.moved != c.moved || (err == nil) != (c.moved == 1) || err != nil && !errors.Is(err, cluster.ErrChanged),
+			"moved %d times: %v", f.moved, err)
 	})
 }

@@ -66,9 +66,8 @@ func TestTakeOut(t *testing.T) {
 		"of one that runs":  {theirs, on, true, "qm config 101 shows it; it may be in use while the VM runs"},
 		"its own, it runs":  {own, on, true, "qm disk move 101 scsi3"}, // Proxmox moves none of a VM that runs
 	} {
-		if got := takeOut(cluster.VM{ID: 101, Host: "pve1", Config: c.config, Running: c.running}, c.disk); !strings.HasPrefix(got, c.want) {
-			t.Errorf("%s: %s", name, got)
-		}
+		got := takeOut(cluster.VM{ID: 101, Host: "pve1", Config: c.config, Running: c.running}, c.disk)
+		must.Not(t, !strings.HasPrefix(got, c.want), "%s: %s", name, got)
 	}
 }
 
@@ -128,13 +127,10 @@ func TestBusyStorage(t *testing.T) {
 		rec := openRecord{px: px, id: 9900, run: "r1", node: "wk1", late: new(Late)}
 		m := mover{px: px, record: rec, host: "pve1", say: say}
 		err := m.do(t.Context(), intent, nil)
-		if c.moved != (err == nil) || !c.moved && !errors.Is(err, cluster.ErrStorageBusy) {
-			t.Errorf("err = %v", err)
-		}
+		must.Not(t, c.moved != (err == nil) || !c.moved && !errors.Is(err, cluster.ErrStorageBusy), "err = %v", err)
 		moved, took := slices.Contains(g.Done, "move scsi1 of 101 to scsi1 of 9900"), time.Since(began)
-		if moved != c.moved || took != c.took || len(said) != c.said {
-			t.Errorf("moved %t after %s, said %q", moved, took, said)
-		}
+		must.Not(t, moved != c.moved || took != c.took || len(said) != c.said,
+			"moved %t after %s, said %q", moved, took, said)
 	})
 }
 
@@ -182,9 +178,8 @@ func TestSending(t *testing.T) {
 		defer cancel()
 		err := r.sending(ctx, cluster.SentShutdown, time.Minute+LateQueue, func(ctx context.Context) error {
 			_, rec, err := r.read(ctx)
-			if err != nil || rec.Sent[cluster.SentShutdown] < 360 {
-				t.Errorf("when it is sent the record has %v, %v", rec.Sent, err)
-			}
+			must.Not(t, err != nil || rec.Sent[cluster.SentShutdown] < 360,
+				"when it is sent the record has %v, %v", rec.Sent, err)
 			if c.late {
 				cluster.NoteUnanswered(ctx)
 			}
@@ -196,12 +191,10 @@ func TestSending(t *testing.T) {
 		})
 		must.FailIs(t, err, c.err)
 		_, rec, err := r.read(t.Context())
-		if _, has := rec.Sent[cluster.SentShutdown]; err != nil || has != c.stays {
-			t.Errorf("afterwards the record has %v, %v", rec.Sent, err)
-		}
-		if _, had := c.before[SentStart]; had != (rec.Sent[SentStart] == 600) {
-			t.Errorf("the other request: %v", rec.Sent)
-		}
+		_, has := rec.Sent[cluster.SentShutdown]
+		must.Not(t, err != nil || has != c.stays, "afterwards the record has %v, %v", rec.Sent, err)
+		_, had := c.before[SentStart]
+		must.Not(t, had != (rec.Sent[SentStart] == 600), "the other request: %v", rec.Sent)
 		written := 1
 		if c.before[cluster.SentShutdown] > 0 {
 			written = 0
@@ -227,13 +220,11 @@ func TestLateIsWaitedOut(t *testing.T) {
 		wait(SentStart, 100*time.Second)
 		wait(SentDelete, 300*time.Second)
 		wait(SentDelete, 300*time.Second)
-		if len(said) != 2 || !strings.HasPrefix(said[1], "bring-up/free-blank: ") || !strings.Contains(said[1], "delete of VM 101 that run r1 or an earlier one sent") {
-			t.Errorf("said %q", said)
-		}
+		must.Not(t, len(said) != 2 || !strings.HasPrefix(said[1], "bring-up/free-blank: ") || !strings.Contains(said[1], "delete of VM 101 that run r1 or an earlier one sent"),
+			"said %q", said)
 		must.Do(t, r.record().update(t.Context(), (*parking.Record).Close))
-		if _, rec, err := r.record().read(t.Context()); err != nil || len(rec.Sent) > 0 || rec.Open {
-			t.Errorf("record %+v, %v", rec, err)
-		}
+		_, rec, err := r.record().read(t.Context())
+		must.Not(t, err != nil || len(rec.Sent) > 0 || rec.Open, "record %+v, %v", rec, err)
 	})
 }
 
@@ -289,13 +280,10 @@ func TestRequestOutlivesItsRecord(t *testing.T) {
 	}
 	mem := parking.Memory{VM: cluster.VM{ID: 101, Config: map[string]string{"scsi0": "fast:vm-101-disk-0"}}, SystemKey: "scsi0"}
 	next, err := parking.Record{Cluster: "lab", Node: "cp1", Run: "r2"}.Opened(mem, &parking.Parking{VM: px.Guests[9900], Record: rec})
-	if err != nil || next.Sent[cluster.SentShutdown] != 360 {
-		t.Errorf("opened again: %+v, %v", next, err)
-	}
+	must.Not(t, err != nil || next.Sent[cluster.SentShutdown] != 360, "opened again: %+v, %v", next, err)
 	texts := parking.Parking{VM: px.Guests[9900], Record: rec}.Unanswered()
-	if len(texts) != 1 || !strings.Contains(texts[0], "so recast waits up to 6m0s before it takes another control plane out") {
-		t.Errorf("unanswered: %q", texts)
-	}
+	must.Not(t, len(texts) != 1 || !strings.Contains(texts[0], "so recast waits up to 6m0s before it takes another control plane out"),
+		"unanswered: %q", texts)
 }
 
 func TestBlankDiskGrowsOnlyWhenAsked(t *testing.T) {
@@ -362,9 +350,8 @@ func TestEverySettingIsCarried(t *testing.T) {
 		r.VM.Config[key] = setting.Value
 		config := must.Get(r.newConfig("isos:iso/recast-new.iso"))(t)
 		given, carried := config[key]
-		if carried != (setting.Fate == vmsetting.Kept) || carried && given != setting.Value {
-			t.Errorf("%s: the new VM gets %q (%t), want %q %s", key, given, carried, setting.Value, setting.Fate)
-		}
+		must.Not(t, carried != (setting.Fate == vmsetting.Kept) || carried && given != setting.Value,
+			"%s: the new VM gets %q (%t), want %q %s", key, given, carried, setting.Value, setting.Fate)
 	}
 }
 

@@ -139,9 +139,8 @@ func TestBlankDiskIsIdentified(t *testing.T) {
 		"SATA with the old disk's ID": {mem("sata0", ""), cluster.MachineDisk{WWID: "t10.ATA     QEMU HARDDISK                           sys"}, false},
 	} {
 		tc.disk.Device = "sda"
-		if got := len(tc.mem.BlankDisks(cluster.Machine{Disks: []cluster.MachineDisk{tc.disk, {Device: "sdb", Serial: "data", SizeBytes: 20 << 30}}})); got == 1 != tc.want {
-			t.Errorf("%s: %d disks", name, got)
-		}
+		got := len(tc.mem.BlankDisks(cluster.Machine{Disks: []cluster.MachineDisk{tc.disk, {Device: "sdb", Serial: "data", SizeBytes: 20 << 30}}}))
+		must.Not(t, got == 1 != tc.want, "%s: %d disks", name, got)
 	}
 }
 
@@ -150,9 +149,8 @@ func TestParked(t *testing.T) {
 	p := editedPark(parkWK1("scsi30 r1"), func(p *Parking) {
 		p.Record.Disks = []ParkedDisk{{Key: "scsi0", ParkKey: "scsi29", System: true}, {Key: "scsi1", ParkKey: "scsi1"}, {Key: "scsi2", Holder: 9101}}
 	})
-	if got := p.Parked(); got != nil {
-		t.Errorf("before anything is handed over: %v", got)
-	}
+	got := p.Parked()
+	must.Not(t, got != nil, "before anything is handed over: %v", got)
 	p.VM.Config["scsi1"] = "dir:9900/vm-9900-disk-0.raw,size=8G"
 	must.Equal(t, "parked", []string{"scsi1"}, p.Parked())
 }
@@ -210,9 +208,8 @@ func TestRemembered(t *testing.T) {
 	packed := must.Get(Memory{VM: was, SystemKey: "scsi0"}.Pack())(t)
 	must.Equal(t, "remembered", was, must.Get(Record{Node: "wk1", Memory: packed}.Remembered())(t))
 	for _, broken := range []string{"", "?", packed[:len(packed)/2]} {
-		if _, err := (Record{Node: "wk1", VMID: 101, Memory: broken}).Remembered(); err == nil {
-			t.Errorf("reads %q", broken)
-		}
+		_, err := (Record{Node: "wk1", VMID: 101, Memory: broken}).Remembered()
+		must.Not(t, err == nil, "reads %q", broken)
 	}
 }
 
@@ -253,9 +250,7 @@ func TestReadRecordOfOtherVMs(t *testing.T) {
 		t.Errorf("ok %t, err %v", ok, err)
 	}
 	_, ok, err := ReadRecord(cluster.VM{ID: 9, Config: map[string]string{"description": RecordMark + `{"node":`}})
-	if !ok || err == nil {
-		t.Errorf("a damaged record: ok %t, err %v", ok, err)
-	}
+	must.Not(t, !ok || err == nil, "a damaged record: ok %t, err %v", ok, err)
 }
 
 // TestRecordOfANewerRecast: what this recast does not know, it refuses, rather than to drop it when it writes
@@ -279,14 +274,12 @@ func TestRecordOfANewerRecast(t *testing.T) {
 		}
 		vm := cluster.VM{ID: 9050, Config: map[string]string{"description": strings.Replace(text, tc.old, tc.fresh, 1)}}
 		got, ok, err := ReadRecord(vm)
-		if !ok || (tc.want == "") != (err == nil) || err != nil && (!strings.Contains(err.Error(), tc.want) || fault.KindOf(err) != fault.Refused || !strings.Contains(fault.Hints(err)[0], "newer")) {
-			t.Errorf("%s: ok %t, %v, hints %q", name, ok, err, fault.Hints(err))
-		}
+		must.Not(t, !ok || (tc.want == "") != (err == nil) || err != nil && (!strings.Contains(err.Error(), tc.want) || fault.KindOf(err) != fault.Refused || !strings.Contains(fault.Hints(err)[0], "newer")),
+			"%s: ok %t, %v, hints %q", name, ok, err, fault.Hints(err))
 		must.Equal(t, name, tc.whose, got, cmp.Comparer(func(a, b netip.Addr) bool { return a == b }))
 		ours, err := AllParkings([]cluster.VM{vm}, "c1")
-		if (err == nil) != (tc.want == "") || len(ours) > 0 != (err == nil) {
-			t.Errorf("%s: %d parking VMs, %v", name, len(ours), err)
-		}
+		must.Not(t, (err == nil) != (tc.want == "") || len(ours) > 0 != (err == nil),
+			"%s: %d parking VMs, %v", name, len(ours), err)
 		if _, err := AllParkings([]cluster.VM{vm}, "c2"); (err != nil) != (tc.whose.Cluster == "") {
 			t.Errorf("%s, for another cluster: %v", name, err)
 		}
@@ -298,9 +291,8 @@ func TestRecordOfANewerRecast(t *testing.T) {
 func TestRecordTooLargeForADescription(t *testing.T) {
 	t.Parallel()
 	rec := Record{Disks: []ParkedDisk{{Options: strings.Repeat("x", cluster.MaxDescription)}}}
-	if _, err := rec.Description(); err == nil {
-		t.Error("Proxmox would have refused this description in the middle of a roll")
-	}
+	_, err := rec.Description()
+	must.Not(t, err == nil, "Proxmox would have refused this description in the middle of a roll")
 }
 
 func TestMarkDescription(t *testing.T) {
@@ -331,9 +323,8 @@ func TestParkingKeys(t *testing.T) {
 	for i := range scsiKeys {
 		taken["scsi"+strconv.Itoa(i)] = true
 	}
-	if _, err := parkingKey("scsi4", false, taken); err == nil {
-		t.Error("no key is free, yet one was found")
-	}
+	_, err := parkingKey("scsi4", false, taken)
+	must.Not(t, err == nil, "no key is free, yet one was found")
 }
 
 func TestWrongBlank(t *testing.T) {
@@ -463,9 +454,8 @@ func TestWayBack(t *testing.T) {
 	if rest = strings.TrimSpace(rest); !strings.HasPrefix(rest, RecordMark) || strings.Contains(rest, "\n") {
 		t.Errorf("the record is not the one last line: %q", rest)
 	}
-	if encoded := regexp.MustCompile(`%[0-9A-Fa-f]{2}`); encoded.MatchString(text) {
-		t.Errorf("Proxmox before 9 would decode %q", encoded.FindString(text))
-	}
+	encoded := regexp.MustCompile(`%[0-9A-Fa-f]{2}`)
+	must.Not(t, encoded.MatchString(text), "Proxmox before 9 would decode %q", encoded.FindString(text))
 }
 
 // manyDrives returns a VM with ten disks, four network cards and everything else that a VM may have.
@@ -516,17 +506,12 @@ func TestWayBackFits(t *testing.T) {
 		in := &Intent{From: 90110, Key: "scsi9", Volid: "ceph-nvme:vm-90110-disk-11", To: 9900, ToKey: "scsi9", Options: strings.Repeat("x", 120)}
 		rec := undoRecord(t, vm, in)
 		text := must.Get(rec.Description())(t)
-		if len(text) > cluster.MaxDescription {
-			t.Errorf("%d bytes", len(text))
-		}
+		must.Not(t, len(text) > cluster.MaxDescription, "%d bytes", len(text))
 		must.Equal(t, "commands", c.commands, strings.Contains(text, "qm create 90110 "))
-		if !c.commands && len(text)+len(noRoom) < cluster.MaxDescription && !strings.Contains(text, "see docs/notes/proxmox.md") {
-			t.Errorf("it does not say where else to look: %s", text)
-		}
+		must.Not(t, !c.commands && len(text)+len(noRoom) < cluster.MaxDescription && !strings.Contains(text, "see docs/notes/proxmox.md"),
+			"it does not say where else to look: %s", text)
 		got, ok, err := ReadRecord(cluster.VM{Config: map[string]string{"description": text}})
-		if err != nil || !ok || got.Memory != rec.Memory || len(got.Disks) != 12 {
-			t.Errorf("ok %t, %v", ok, err)
-		}
+		must.Not(t, err != nil || !ok || got.Memory != rec.Memory || len(got.Disks) != 12, "ok %t, %v", ok, err)
 	})
 }
 
@@ -603,9 +588,8 @@ func TestShellFunctions(t *testing.T) {
 			cmd := exec.CommandContext(t.Context(), "sh", "-c", functions.String()+call)
 			cmd.Env = append(os.Environ(), "PATH="+bin+":"+os.Getenv("PATH"))
 			out, err := cmd.Output()
-			if got := strings.TrimSpace(string(out)); got != test.want || (err != nil) != test.no {
-				t.Errorf("%q, %v", got, err)
-			}
+			got := strings.TrimSpace(string(out))
+			must.Not(t, got != test.want || (err != nil) != test.no, "%q, %v", got, err)
 		})
 	}
 }

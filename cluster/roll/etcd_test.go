@@ -190,9 +190,8 @@ func TestForgetGone(t *testing.T) {
 	n = r.node()
 	kube := &graveyard{node: cluster.KubeNode{Name: "cp1", UUID: old}}
 	n.Kube = kube
-	if err := forgetGone(n).Do(t.Context()); err != nil || !kube.deleted {
-		t.Errorf("deleted %t, %v", kube.deleted, err)
-	}
+	err := forgetGone(n).Do(t.Context())
+	must.Not(t, err != nil || !kube.deleted, "deleted %t, %v", kube.deleted, err)
 }
 
 // graveyard is a Kubernetes with the Node of a machine that is gone.

@@ -361,12 +361,10 @@ func TestAwaitGate(t *testing.T) {
 				steps = n.userGates.After()
 			}
 			err := steps[0].Do(t.Context())
-			if errText(err) != ask.want || time.Since(start) != ask.took {
-				t.Errorf("%s: after %s: %v", ask.when, time.Since(start), err)
-			}
-			if ask.when == "before" && strings.Contains(ask.want, "gave up") && fault.KindOf(err) != fault.Refused {
-				t.Errorf("before: kind %d", fault.KindOf(err))
-			}
+			must.Not(t, errText(err) != ask.want || time.Since(start) != ask.took,
+				"%s: after %s: %v", ask.when, time.Since(start), err)
+			must.Not(t, ask.when == "before" && strings.Contains(ask.want, "gave up") && fault.KindOf(err) != fault.Refused,
+				"before: kind %d", fault.KindOf(err))
 		}
 	})
 }
@@ -413,9 +411,7 @@ func TestStepsOfGates(t *testing.T) {
 		var got []string
 		for _, s := range append(n.userGates.Before(), n.userGates.After()...) {
 			got = append(got, s.ID)
-			if !s.Yields {
-				t.Errorf("%s does not yield", s.ID)
-			}
+			must.Not(t, !s.Yields, "%s does not yield", s.ID)
 		}
 		must.Equal(t, "asked", c.want, strings.Join(got, " "))
 	})

@@ -54,12 +54,10 @@ func TestStepsAreRepeated(t *testing.T) {
 		})
 		start := time.Now()
 		err := s.Do(t.Context())
-		if took := time.Since(start); did != c.did || took != c.after || !errors.Is(err, c.want) {
-			t.Errorf("did it %d times in %s: %v", did, took, err)
-		}
-		if asked != did-1 || (said > 0) != (did > 1) {
-			t.Errorf("asked %d times whether it is needed, said something %d times", asked, said)
-		}
+		took := time.Since(start)
+		must.Not(t, did != c.did || took != c.after || !errors.Is(err, c.want), "did it %d times in %s: %v", did, took, err)
+		must.Not(t, asked != did-1 || (said > 0) != (did > 1),
+			"asked %d times whether it is needed, said something %d times", asked, said)
 	})
 }
 
@@ -114,12 +112,9 @@ func TestVerdict(t *testing.T) {
 		"not installed, optional": {judged: cluster.Judged{Unserved: "ceph.rook.io is not installed"}, optional: true, holds: true},
 	}, func(t *testing.T, c testCase) {
 		holds, seen, err := verdictOf(c.judged, cluster.ObjectGate{Optional: c.optional})
-		if holds != c.holds || seen != c.seen || (err == nil) != (c.err == "") {
-			t.Errorf("%t, %q, %v", holds, seen, err)
-		}
-		if err != nil && (err.Error() != c.err || fault.KindOf(err) != fault.Refused || len(fault.Hints(err)) != 1) {
-			t.Errorf("err = %v", err)
-		}
+		must.Not(t, holds != c.holds || seen != c.seen || (err == nil) != (c.err == ""), "%t, %q, %v", holds, seen, err)
+		must.Not(t, err != nil && (err.Error() != c.err || fault.KindOf(err) != fault.Refused || len(fault.Hints(err)) != 1),
+			"err = %v", err)
 	})
 }
 

@@ -48,9 +48,8 @@ func TestResume(t *testing.T) {
 	defer j.Close()
 	before := must.Get(j.Info())(t)
 	must.Do(t, errors.Join(j.Resume(), j.Finish("failed: x"), j.Resume()))
-	if after, err := j.Info(); err != nil || !after.Unfinished() || after != before {
-		t.Errorf("%+v, was %+v; %v", after, before, err)
-	}
+	after, err := j.Info()
+	must.Not(t, err != nil || !after.Unfinished() || after != before, "%+v, was %+v; %v", after, before, err)
 }
 
 func TestFactsOutliveTheProcess(t *testing.T) {
@@ -90,9 +89,8 @@ func TestFactsOutliveTheProcess(t *testing.T) {
 		"node/wk2/": nil,
 	} {
 		keys, err := j.Keys(prefix)
-		if diff := cmp.Diff(want, keys); diff != "" || err != nil {
-			t.Errorf("Keys(%q): %v (-want +got):\n%s", prefix, err, diff)
-		}
+		diff := cmp.Diff(want, keys)
+		must.Not(t, diff != "" || err != nil, "Keys(%q): %v (-want +got):\n%s", prefix, err, diff)
 	}
 }
 
@@ -146,9 +144,8 @@ func TestOneWriterPerRun(t *testing.T) {
 	j := opened(t, dir, Options{})
 	must.Do(t, j.Put("a", 1))
 	_, err := Open(dir, Options{Run: run})
-	if fault.KindOf(err) != fault.Claimed || err.Error() != `journal of run "20261121-0421-3f2a": another process has it open` {
-		t.Errorf("second writer: %v", err)
-	}
+	must.Not(t, fault.KindOf(err) != fault.Claimed || err.Error() != `journal of run "20261121-0421-3f2a": another process has it open`,
+		"second writer: %v", err)
 	opened(t, dir, Options{Run: "another"})
 
 	reader := opened(t, dir, Options{ReadOnly: true})
@@ -159,9 +156,7 @@ func TestOneWriterPerRun(t *testing.T) {
 	for name, err := range map[string]error{
 		"Put": reader.Put("b", 1), "PutSecret": reader.PutSecret("b", []byte("x")), "Delete": reader.Delete("a"), "Finish": reader.Finish("done"),
 	} {
-		if err == nil || !strings.HasSuffix(err.Error(), "opened read-only") {
-			t.Errorf("%s by a reader: %v", name, err)
-		}
+		must.Not(t, err == nil || !strings.HasSuffix(err.Error(), "opened read-only"), "%s by a reader: %v", name, err)
 	}
 	closeNow(t, j)
 	opened(t, dir, Options{})
@@ -174,9 +169,7 @@ func TestReadOnlyMakesNothing(t *testing.T) {
 		t.Errorf("err = %v", err)
 	}
 	entries, err := os.ReadDir(dir)
-	if len(entries) != 0 || err != nil {
-		t.Errorf("made %v, %v", entries, err)
-	}
+	must.Not(t, len(entries) != 0 || err != nil, "made %v, %v", entries, err)
 }
 
 // secret marshals like the real type.
@@ -208,9 +201,7 @@ func TestRefusedWrites(t *testing.T) {
 	}
 	must.Do(t, j.Delete("quote"))
 	must.Each(t, cases, func(t *testing.T, c example) {
-		if c.err == nil || c.err.Error() != c.want {
-			t.Errorf("err = %v, want %q", c.err, c.want)
-		}
+		must.Not(t, c.err == nil || c.err.Error() != c.want, "err = %v, want %q", c.err, c.want)
 	})
 	if keys, err := j.Keys(""); keys != nil || err != nil {
 		t.Errorf("Keys = %q, %v", keys, err)
@@ -233,9 +224,8 @@ func TestDamageIsNamed(t *testing.T) {
 		file := filepath.Join(dir, run, "node~wk1.json")
 		must.Do(t, os.WriteFile(file, []byte(c.content), 0o600))
 		found, err := j.Get("node/wk1", &fact{})
-		if want := "journal node/wk1: " + file + ": " + c.want; found || err == nil || err.Error() != want {
-			t.Errorf("Get = %t, %v, want %q", found, err, want)
-		}
+		want := "journal node/wk1: " + file + ": " + c.want
+		must.Not(t, found || err == nil || err.Error() != want, "Get = %t, %v, want %q", found, err, want)
 	})
 	t.Run("a secret without content", func(t *testing.T) {
 		t.Parallel()
@@ -355,9 +345,8 @@ func TestLeftoversAreRemoved(t *testing.T) {
 	dir := t.TempDir()
 	half := filepath.Join(dir, ".new-"+run, "half")
 	must.Do(t, os.MkdirAll(half, 0o700))
-	if runs, err := Runs(dir); runs != nil || err != nil {
-		t.Errorf("Runs = %v, %v", runs, err)
-	}
+	runs, err := Runs(dir)
+	must.Not(t, runs != nil || err != nil, "Runs = %v, %v", runs, err)
 	closeNow(t, opened(t, dir, Options{}))
 	must.Do(t, os.WriteFile(filepath.Join(dir, run, ".tmp-1"), []byte("{"), 0o600))
 	j := opened(t, dir, Options{})
@@ -468,17 +457,15 @@ func TestRuns(t *testing.T) {
 		done := RunInfo{ID: "b", Started: start, Finished: start.Add(time.Minute), Outcome: "done"}
 		must.Equal(t, "Runs", []RunInfo{killed, done}, runs)
 		unfinished, err := Unfinished(dir)
-		if diff := cmp.Diff([]RunInfo{killed}, unfinished); diff != "" || err != nil {
-			t.Errorf("Unfinished: %v (-want +got):\n%s", err, diff)
-		}
+		diff := cmp.Diff([]RunInfo{killed}, unfinished)
+		must.Not(t, diff != "" || err != nil, "Unfinished: %v (-want +got):\n%s", err, diff)
 	})
 }
 
 func TestRunsOfAMissingDirectory(t *testing.T) {
 	t.Parallel()
-	if runs, err := Runs(filepath.Join(t.TempDir(), "none")); runs != nil || err != nil {
-		t.Errorf("Runs = %v, %v", runs, err)
-	}
+	runs, err := Runs(filepath.Join(t.TempDir(), "none"))
+	must.Not(t, runs != nil || err != nil, "Runs = %v, %v", runs, err)
 }
 
 func TestRunsNamesEveryDamagedRun(t *testing.T) {
@@ -493,9 +480,7 @@ func TestRunsNamesEveryDamagedRun(t *testing.T) {
 	}
 	must.Do(t, os.Mkdir(filepath.Join(dir, "empty"), 0o700))
 	runs, err := Runs(dir)
-	if len(runs) != 1 || runs[0].ID != "good" {
-		t.Errorf("Runs = %v", runs)
-	}
+	must.Not(t, len(runs) != 1 || runs[0].ID != "good", "Runs = %v", runs)
 	want := strings.Join([]string{
 		`run "cut": ` + filepath.Join(dir, "cut", "RUN") + ": unexpected EOF",
 		`run "empty": ` + filepath.Join(dir, "empty", "RUN") + ": no such file or directory",
@@ -524,9 +509,7 @@ func TestNewRunID(t *testing.T) {
 	t.Parallel()
 	now := time.Date(2026, 11, 21, 5, 21, 7, 0, time.FixedZone("CET", 3600))
 	id, err := NewRunID(now, bytes.NewReader([]byte{0x3f, 0x2a}))
-	if id != run || err != nil {
-		t.Errorf("NewRunID = %q, %v", id, err)
-	}
+	must.Not(t, id != run || err != nil, "NewRunID = %q, %v", id, err)
 	if _, err := NewRunID(now, bytes.NewReader([]byte{1})); err == nil {
 		t.Error("an ID without randomness")
 	}
@@ -541,9 +524,8 @@ func TestRunBegan(t *testing.T) {
 		"":                    {},
 		"a-run-of-my-own-who": {},
 	} {
-		if got := RunBegan(id); !got.Equal(want) {
-			t.Errorf("RunBegan(%q) = %s, want %s", id, got, want)
-		}
+		got := RunBegan(id)
+		must.Not(t, !got.Equal(want), "RunBegan(%q) = %s, want %s", id, got, want)
 	}
 }
 
@@ -591,12 +573,10 @@ func TestForget(t *testing.T) {
 		files[i], _ = filepath.Rel(dir, f)
 	}
 	want := []string{"held/wk1~machine-config.secret", "held/wk1~memory.json", "older/wk1~memory.json"}
-	if !slices.Equal(files, want) || !slices.Equal(points, []string{"delete wk1/machine-config", "deleted wk1/machine-config"}) {
-		t.Errorf("%q; %q", files, points)
-	}
-	if err := Forget(filepath.Join(dir, "none"), []string{"wk1/machine-config"}, nil); err != nil {
-		t.Errorf("where no run was: %v", err)
-	}
+	must.Not(t, !slices.Equal(files, want) || !slices.Equal(points, []string{"delete wk1/machine-config", "deleted wk1/machine-config"}),
+		"%q; %q", files, points)
+	err := Forget(filepath.Join(dir, "none"), []string{"wk1/machine-config"}, nil)
+	must.Not(t, err != nil, "where no run was: %v", err)
 }
 
 // TestUnlockBesideAProgramThatStarts: a forked process has all files open until its exec.

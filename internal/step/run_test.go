@@ -362,9 +362,8 @@ func TestFailuresHaveTheCodeOfTheirStep(t *testing.T) {
 		err := run.Run(t.Context(), step.Step{ID: "root", Code: fault.ParkedHalf, Steps: func(context.Context) ([]step.Step, error) {
 			return []step.Step{c.child}, nil
 		}})
-		if fault.CodeOf(err) != c.want || fault.CodeOf(seen) != c.want {
-			t.Errorf("code %q, of the event %q, want %q", fault.CodeOf(err), fault.CodeOf(seen), c.want)
-		}
+		must.Not(t, fault.CodeOf(err) != c.want || fault.CodeOf(seen) != c.want,
+			"code %q, of the event %q, want %q", fault.CodeOf(err), fault.CodeOf(seen), c.want)
 	})
 }
 
@@ -387,9 +386,8 @@ func TestContextOfSteps(t *testing.T) {
 			return context.WithValue(ctx, key{}, within(ctx)+" "+path)
 		},
 	}
-	if err := r.Run(t.Context(), branch("roll", asks("asks"), does, leaf("late", work))); err == nil {
-		t.Error("nothing failed")
-	}
+	err := r.Run(t.Context(), branch("roll", asks("asks"), does, leaf("late", work)))
+	must.Not(t, err == nil, "nothing failed")
 	want := log{
 		"started roll",
 		"skipped roll/asks: asked in roll roll/asks",
@@ -460,14 +458,10 @@ func TestAhead(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			l := &diary{start: time.Now()}
 			err := (&step.Runner{Emit: l.see}).Run(t.Context(), c.root)
-			if (err != nil) != c.err {
-				t.Errorf("error %v", err)
-			}
+			must.Not(t, (err != nil) != c.err, "error %v", err)
 			have := "\n" + strings.ReplaceAll(strings.Join(l.lines, "\n"), " r/", " ") + "\n"
 			for want := range strings.SplitSeq(c.want, ";") {
-				if !strings.Contains(have, "\n"+want+"\n") {
-					t.Errorf("no %q in:%s", want, have)
-				}
+				must.Not(t, !strings.Contains(have, "\n"+want+"\n"), "no %q in:%s", want, have)
 			}
 		})
 	})

@@ -234,9 +234,7 @@ func TestOnceSharesErrors(t *testing.T) {
 	for range 2 {
 		must.Get(read(t.Context()))(t)
 	}
-	if reads != 3 {
-		t.Errorf("read %d times", reads)
-	}
+	must.Not(t, reads != 3, "read %d times", reads)
 }
 
 func TestRunFailuresAmongSiblings(t *testing.T) {
@@ -383,9 +381,8 @@ func TestDeadlineIsAFailure(t *testing.T) {
 		defer cancel()
 		var r step.Runner
 		err := r.Run(ctx, branch("r", leaf("a", func(context.Context) error { time.Sleep(2 * second); return nil }), leaf("b", work)))
-		if !errors.Is(err, context.DeadlineExceeded) || fault.KindOf(err) != fault.Failed {
-			t.Errorf("err = %v of kind %v", err, fault.KindOf(err))
-		}
+		must.Not(t, !errors.Is(err, context.DeadlineExceeded) || fault.KindOf(err) != fault.Failed,
+			"err = %v of kind %v", err, fault.KindOf(err))
 	})
 }
 
@@ -396,9 +393,8 @@ func TestStopHoldsForLaterRuns(t *testing.T) {
 	r.Stop()
 	err := r.Run(t.Context(), leaf("a", work))
 	must.Equal(t, "events", log{"not started a"}, got)
-	if message(err) != "stopped; not started: a" || fault.KindOf(err) != fault.Interrupted {
-		t.Errorf("err = %v of kind %v", err, fault.KindOf(err))
-	}
+	must.Not(t, message(err) != "stopped; not started: a" || fault.KindOf(err) != fault.Interrupted,
+		"err = %v of kind %v", err, fault.KindOf(err))
 }
 
 // A failed Run does not affect the next one.

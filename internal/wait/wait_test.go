@@ -119,12 +119,9 @@ func (c untilCase) check(t *testing.T) {
 	}
 	start := time.Now()
 	err := wait.Until(ctx, w, c.look)
-	if took := time.Since(start); took != c.took {
-		t.Errorf("took %s, want %s", took, c.took)
-	}
-	if message(err) != c.err || !errors.Is(err, c.is) {
-		t.Errorf("err = %v, want %q", err, c.err)
-	}
+	took := time.Since(start)
+	must.Not(t, took != c.took, "took %s, want %s", took, c.took)
+	must.Not(t, message(err) != c.err || !errors.Is(err, c.is), "err = %v, want %q", err, c.err)
 	must.Equal(t, "seen", c.seen, seen)
 }
 
@@ -205,9 +202,7 @@ func TestUntilWatches(t *testing.T) {
 		must.Do(t, err)
 		must.Equal(t, "looked", want, got)
 		must.Equal(t, "begun", 3, begun)
-		if time.Since(start) < 80*time.Second {
-			t.Error("the wait did not wait for its watch to end")
-		}
+		must.Not(t, time.Since(start) < 80*time.Second, "the wait did not wait for its watch to end")
 	})
 }
 
@@ -224,9 +219,7 @@ func TestUntilWatchesThatEnd(t *testing.T) {
 			looked++
 			return looked > 100 || time.Since(start) >= 10*time.Second, "", nil
 		})
-		if err != nil || looked > 33 {
-			t.Errorf("%d looks in %s: %v", looked, time.Since(start), err)
-		}
+		must.Not(t, err != nil || looked > 33, "%d looks in %s: %v", looked, time.Since(start), err)
 	})
 }
 
@@ -238,9 +231,8 @@ func TestUntilContextCause(t *testing.T) {
 		ctx, cancel := context.WithCancelCause(t.Context())
 		defer time.AfterFunc(24*time.Hour, func() { cancel(lost) }).Stop()
 		err := wait.Until(ctx, wait.For{Name: "VM off", Every: time.Minute}, looks(answer{seen: "running"}))
-		if want := "VM off: gave up after 24h0m0s; last seen: running: claim lost"; message(err) != want || !errors.Is(err, lost) {
-			t.Errorf("err = %v, want %q", err, want)
-		}
+		want := "VM off: gave up after 24h0m0s; last seen: running: claim lost"
+		must.Not(t, message(err) != want || !errors.Is(err, lost), "err = %v, want %q", err, want)
 	})
 }
 
@@ -260,9 +252,8 @@ func TestAll(t *testing.T) {
 		}
 		began := time.Now()
 		err := wait.All(asks(2*time.Second, errors.New("first")), asks(3*time.Second, nil), asks(time.Second, errors.New("last")))
-		if took := time.Since(began); took != 3*time.Second || err == nil || err.Error() != "first\nlast" {
-			t.Errorf("%v after %s", err, took)
-		}
+		took := time.Since(began)
+		must.Not(t, took != 3*time.Second || err == nil || err.Error() != "first\nlast", "%v after %s", err, took)
 		must.Do(t, wait.All(asks(0, nil), asks(0, nil)))
 	})
 }

@@ -114,3 +114,11 @@ func Contain(t testing.TB, what, text string, wanted ...string) {
 		}
 	}
 }
+
+// Not reports, in these words, what is wrong. The test goes on.
+func Not(t testing.TB, wrong bool, format string, args ...any) {
+	t.Helper()
+	if wrong {
+		t.Errorf(format, args...)
+	}
+}
