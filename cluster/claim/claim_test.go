@@ -23,8 +23,7 @@ import (
 
 func acquire(t *testing.T, c *Claim) *Held {
 	t.Helper()
-	h := must.Get(c.Acquire(t.Context()))(t)
-	return h
+	return must.Get(c.Acquire(t.Context()))(t)
 }
 
 func release(t *testing.T, h *Held) {

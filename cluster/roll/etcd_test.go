@@ -182,26 +182,23 @@ func TestFindGone(t *testing.T) {
 func TestForgetGone(t *testing.T) {
 	t.Parallel()
 	const old = "11111111-1111-1111-1111-111111111111"
-	r := &ruin{vms: []cluster.VM{{ID: 102, Config: map[string]string{"smbios1": "uuid=" + old}}}}
-	n := r.node()
-	n.Kube = &graveyard{node: cluster.KubeNode{Name: "cp1", UUID: old}}
-	must.Fail(t, forgetGone(n).Do(t.Context()), "is the VM of node cp1")
-	r.vms = nil
-	n = r.node()
-	kube := &graveyard{node: cluster.KubeNode{Name: "cp1", UUID: old}}
-	n.Kube = kube
-	err := forgetGone(n).Do(t.Context())
-	must.Not(t, err != nil || !kube.deleted, "deleted %t, %v", kube.deleted, err)
+	vm := cluster.VM{ID: 102, Config: map[string]string{"smbios1": "uuid=" + old}}
+	for _, c := range []struct {
+		ruin ruin
+		err  string
+	}{{ruin{vms: []cluster.VM{vm}}, "is the VM of node cp1"}, {ruin{}, ""}} {
+		n, kube := c.ruin.node(), &graveyard{oneNode: oneNode{node: cluster.KubeNode{Name: "cp1", UUID: old}}}
+		n.Kube = kube
+		must.Fail(t, forgetGone(n).Do(t.Context()), c.err)
+		must.Equal(t, "deleted", c.err == "", kube.deleted)
+	}
 }
 
 // graveyard is a Kubernetes with the Node of a machine that is gone.
 type graveyard struct {
-	cluster.Kube
-	node    cluster.KubeNode
+	oneNode
 	deleted bool
 }
-
-func (g *graveyard) Node(context.Context, string) (cluster.KubeNode, error) { return g.node, nil }
 
 func (g *graveyard) DeleteNode(context.Context, string, string) error {
 	g.deleted = true

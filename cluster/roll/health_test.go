@@ -153,18 +153,6 @@ func (f files) Read(_ context.Context, name string, _ int64, w io.Writer) error 
 	return err
 }
 
-type namedNode struct {
-	cluster.Kube
-	id string
-}
-
-func (k namedNode) Node(context.Context, string) (cluster.KubeNode, error) {
-	if k.id == "" {
-		return cluster.KubeNode{}, cluster.ErrNotFound
-	}
-	return cluster.KubeNode{MachineID: k.id}, nil
-}
-
 // TestNamesNow: a machine's own files say its names; where they can't be read, its machine-id does.
 func TestNamesNow(t *testing.T) {
 	t.Parallel()
@@ -187,7 +175,7 @@ func TestNamesNow(t *testing.T) {
 	} {
 		var said []string
 		n := served{Files: tc.files, Node: &rolling.Node{
-			Roll: &rolling.Roll{Kube: namedNode{id: tc.id}, Say: func(_, text string) { said = append(said, text) }},
+			Roll: &rolling.Roll{Kube: oneNode{node: cluster.KubeNode{Name: tc.id, MachineID: tc.id}}, Say: func(_, text string) { said = append(said, text) }},
 			Plan: planning.NodePlan{Node: "wk1", Addr: netip.MustParseAddr("10.0.0.21"), Initiators: []string{cluster.ISCSI, cluster.NVMeoF}},
 		}}
 		n.Tell(t.Context(), "bring-up")

@@ -60,11 +60,15 @@ func (k *drainedKube) AttachedVolumes(context.Context, string) ([]cluster.Attach
 	return k.attached, k.call("attached")
 }
 
-// bootedTalos is a machine whose boot ID is b1.
-type bootedTalos struct{ cluster.Talos }
+// machineIs is one machine.
+type machineIs struct {
+	cluster.Talos
+	now func() (cluster.Machine, error)
+}
 
-func (bootedTalos) ReadParts(_ context.Context, _ netip.Addr, parts cluster.MachineParts) (cluster.Machine, error) {
-	return clustertest.Parts(cluster.Machine{MachineStanding: cluster.MachineStanding{UUID: "u1"}, Nodename: "wk1", BootID: "b1"}, parts), nil
+func (s machineIs) ReadParts(_ context.Context, _ netip.Addr, parts cluster.MachineParts) (cluster.Machine, error) {
+	m, err := s.now()
+	return clustertest.Parts(m, parts), err
 }
 
 // runningVMs is a Proxmox whose VMs run.
@@ -76,7 +80,10 @@ func (runningVMs) VMState(_ context.Context, id cluster.VMID) (cluster.VMState, 
 
 // drainedNode is the node wk1, whose wanted build is "new".
 func drainedNode(k *drainedKube) *node {
-	r := &Roller{Roll: &rolling.Roll{Kube: k, Talos: bootedTalos{}, Proxmox: runningVMs{}, Run: "r2", Timing: cluster.Timing{Poll: time.Second, Drain: time.Minute}, Say: func(string, string) {}}}
+	booted := machineIs{now: func() (cluster.Machine, error) {
+		return cluster.Machine{MachineStanding: cluster.MachineStanding{UUID: "u1"}, Nodename: "wk1", BootID: "b1"}, nil
+	}}
+	r := &Roller{Roll: &rolling.Roll{Kube: k, Talos: booted, Proxmox: runningVMs{}, Run: "r2", Timing: cluster.Timing{Poll: time.Second, Drain: time.Minute}, Say: func(string, string) {}}}
 	return r.node(rolling.Node{Plan: planning.NodePlan{Node: "wk1", UUID: "u1", VMID: 9031}, Want: cluster.Wanted{Build: cluster.Build{ID: "new"}}})
 }
 
@@ -187,24 +194,18 @@ func TestDisksStay(t *testing.T) {
 	})
 }
 
-// rebootingMachine answers once with the cluster's certificates, and then reboots.
-type rebootingMachine struct {
-	cluster.Talos
-	looks int
-}
-
-func (r *rebootingMachine) ReadParts(context.Context, netip.Addr, cluster.MachineParts) (cluster.Machine, error) {
-	if r.looks++; r.looks == 2 {
-		return cluster.Machine{MachineStanding: cluster.MachineStanding{UUID: "u", Stage: "installing"}}, nil
-	}
-	return cluster.Machine{}, errors.New("connection refused")
-}
-
 // TestConfiguredStaysTrue: the reboot that ends an installation may come between configure's last
 // check and the check of its goal.
 func TestConfiguredStaysTrue(t *testing.T) {
 	t.Parallel()
-	n := (&Roller{Roll: &rolling.Roll{Talos: &rebootingMachine{}}}).node(rolling.Node{Plan: planning.NodePlan{UUID: "u"}})
+	looks := 0
+	rebooting := machineIs{now: func() (cluster.Machine, error) { // it answers once
+		if looks++; looks == 2 {
+			return cluster.Machine{MachineStanding: cluster.MachineStanding{UUID: "u", Stage: "installing"}}, nil
+		}
+		return cluster.Machine{}, errors.New("connection refused")
+	}}
+	n := (&Roller{Roll: &rolling.Roll{Talos: rebooting}}).node(rolling.Node{Plan: planning.NodePlan{UUID: "u"}})
 	for look, want := range []string{"", "it answers with the cluster's certificates", "it answers with the cluster's certificates"} {
 		must.Equal(t, fmt.Sprint("look ", look+1), want, must.Get(n.configured(t.Context()))(t))
 	}
@@ -398,25 +399,6 @@ func TestApplyHints(t *testing.T) {
 	})
 }
 
-// countedTalos is a machine that runs one system, and counts how often it is asked.
-type countedTalos struct {
-	cluster.Talos
-	machine cluster.Machine
-	asked   int
-}
-
-func (c *countedTalos) ReadParts(_ context.Context, _ netip.Addr, parts cluster.MachineParts) (cluster.Machine, error) {
-	c.asked++
-	return clustertest.Parts(c.machine, parts), nil
-}
-
-// unmarkedNode is a Node without a mark.
-type unmarkedNode struct{ cluster.Kube }
-
-func (unmarkedNode) Node(context.Context, string) (cluster.KubeNode, error) {
-	return cluster.KubeNode{Name: "wk1"}, nil
-}
-
 // TestRunsWantedIsSeenOnce: a positive result is reused for a moment; a negative one is not,
 // because the next check may follow a change.
 func TestRunsWantedIsSeenOnce(t *testing.T) {
@@ -436,39 +418,34 @@ func TestRunsWantedIsSeenOnce(t *testing.T) {
 		"it did":          {machine: right, pause: rolling.JustNow, want: true, asked: 2},
 		"it does not yet": {machine: old, asked: 2},
 	}, func(t *testing.T, c testCase) {
-		machine := &countedTalos{machine: c.machine}
-		r := &Roller{Roll: &rolling.Roll{Talos: machine, Kube: unmarkedNode{}}, History: func(string) (cluster.LockedContent, bool) { return cluster.LockedContent{}, false }}
+		asked := 0
+		machine := machineIs{now: func() (cluster.Machine, error) { asked++; return c.machine, nil }}
+		unmarked := oneNode{node: cluster.KubeNode{Name: "wk1"}}
+		r := &Roller{Roll: &rolling.Roll{Talos: machine, Kube: unmarked}, History: func(string) (cluster.LockedContent, bool) { return cluster.LockedContent{}, false }}
 		n := &inPlace{node: r.node(rolling.Node{Plan: planning.NodePlan{Node: "wk1", UUID: "u1"}, Want: cluster.Wanted{Build: b}})}
 		for range 2 {
 			must.Equal(t, "runs the wanted build", c.want, must.Get(n.runsWanted(t.Context()))(t) != "")
 			time.Sleep(c.pause)
 		}
-		must.Equal(t, "asked", c.asked, machine.asked)
+		must.Equal(t, "asked", c.asked, asked)
 	})
 }
 
 // TestISOIsNoBootEntry: a system that runs from an ISO has not booted the old disk, whatever entry it reports.
 func TestISOIsNoBootEntry(t *testing.T) {
 	t.Parallel()
-	n := (&Roller{Roll: &rolling.Roll{Talos: isoTalos{}, Journal: keptMemory{}, Timing: cluster.Timing{Poll: time.Second}}}).node(rolling.Node{Plan: planning.NodePlan{Node: "wk1", UUID: "u"}})
+	iso := machineIs{now: func() (cluster.Machine, error) {
+		return cluster.Machine{MachineStanding: cluster.MachineStanding{UUID: "u", Stage: "running"}, RunningSystem: cluster.RunningSystem{FromISO: true}}, nil
+	}}
+	n := (&Roller{Roll: &rolling.Roll{Talos: iso, Journal: keptMemory{}, Timing: cluster.Timing{Poll: time.Second}}}).node(rolling.Node{Plan: planning.NodePlan{Node: "wk1", UUID: "u"}})
 	s := n.bootEntryStep(func(parking.Memory) string { return "talos-v1.14.1.efi" })
 	must.Equal(t, "reason to skip", "", must.Get(s.Skip(t.Context()))(t))
-}
-
-// isoTalos is a machine that runs from its ISO.
-type isoTalos struct{ cluster.Talos }
-
-func (isoTalos) ReadParts(_ context.Context, _ netip.Addr, parts cluster.MachineParts) (cluster.Machine, error) {
-	return clustertest.Parts(cluster.Machine{MachineStanding: cluster.MachineStanding{UUID: "u", Stage: "running"}, RunningSystem: cluster.RunningSystem{FromISO: true}}, parts), nil
 }
 
 // keptMemory is a journal that remembers a node.
 type keptMemory struct{ rolling.Journal }
 
-func (keptMemory) Get(_ string, v any) (bool, error) {
-	*v.(*parking.Memory) = parking.Memory{}
-	return true, nil
-}
+func (keptMemory) Get(string, any) (bool, error) { return true, nil }
 
 // parkingPlace is a Proxmox that has some VMs and creates more.
 type parkingPlace struct {
