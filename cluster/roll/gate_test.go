@@ -49,12 +49,12 @@ var (
 
 func TestGateCalls(t *testing.T) {
 	t.Parallel()
-	rollingtest.CheckCalls(t, gateCalls)
+	rollingtest.CheckCalls(t, rollingtest.NewScene, gateCalls)
 }
 
 func TestGateRows(t *testing.T) {
 	t.Parallel()
-	rollingtest.CheckRows(t, gateCalls, slices.Concat(etcdRows(), identityRows(), lossRows(), configRows(), otherRows()), "apply the configuration", "is off", "it is not asked to boot", "etcd waits for its vote", "look at the console", "ask wk1 about the configuration")
+	rollingtest.CheckRows(t, rollingtest.NewScene, gateCalls, slices.Concat(etcdRows(), identityRows(), lossRows(), configRows(), otherRows()), "apply the configuration", "is off", "it is not asked to boot", "etcd waits for its vote", "look at the console", "ask wk1 about the configuration")
 }
 
 // recorded is that something is written into the record.

@@ -65,7 +65,7 @@ var servingCalls = map[string]rollingtest.Call{
 
 func TestGateServingCalls(t *testing.T) {
 	t.Parallel()
-	rollingtest.CheckCalls(t, servingCalls)
+	rollingtest.CheckCalls(t, rollingtest.NewScene, servingCalls)
 }
 
 func TestGateServingRows(t *testing.T) {
@@ -79,7 +79,7 @@ func TestGateServingRows(t *testing.T) {
 		rollingtest.OnNode("wk1", func(k *cluster.KubeNode) { k.BootID = "b2" })(s)
 	}
 	const done, forEver = "migrate 101 to pve2", time.Minute
-	rollingtest.CheckRows(t, servingCalls, []rollingtest.Row{
+	rollingtest.CheckRows(t, rollingtest.NewScene, servingCalls, []rollingtest.Row{
 		{Do: "migrate", Change: at("pve3"), Err: "was on pve1 when the plan was made"},
 		{Do: "migrate", Change: rollingtest.On(101, rollingtest.KV{"cores": "3"}), Err: "is no longer as it was when the plan was made"},
 		{Do: "migrate", Change: locked, Err: "is locked (backup)"},

@@ -1,16 +1,13 @@
 package roll
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"net/netip"
-	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
@@ -19,6 +16,7 @@ import (
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/rolling"
+	"github.com/recast-sh/recast/cluster/rolling/rollingtest"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/step"
@@ -133,45 +131,29 @@ func onceTried(do func(*trialScene)) func(*trialScene) {
 	return func(s *trialScene) { s.stage = func() { do(s) } }
 }
 
-// rehearseCalls are the calls that gates guard, with the calls in them that may fail.
-var rehearseCalls = map[string]struct {
-	do    func(*trialScene, context.Context) error
-	ready func(*trialScene)
-	done  string
-	last  string   // no call after it matters; "": all do
-	deaf  []string // calls that are repeated
-}{
-	"boot":      {bootTrial, nil, "create 9800\nstart 9800", "", []string{"MaintenanceMachine", "VM"}},
-	"boot disk": {bootTrial, byDisk, "create 9800\nstart 9800", "", []string{"MaintenanceMachine", "VM"}},
-	"prune":     {prune, left, "delete 9800", "DeleteVM", nil},
-	"prune a volume": {prune, func(s *trialScene) {
-		left(s)
-		change(9800, map[string]string{"efidisk0": "fast:vm-9800-disk-0,size=4M"})(s)
-	}, "delete 9800", "DeleteVM", nil},
-	"prune protected": {prune, func(s *trialScene) { left(s); change(9800, map[string]string{"protection": "1"})(s) }, "set 9800 map[protection:0] delete []\ndelete 9800", "DeleteVM", nil},
+// Begin has nothing to prepare.
+func (s *trialScene) Begin(func()) func() *clustertest.Proxmox {
+	return func() *clustertest.Proxmox { return s.px }
 }
 
-// TestRehearseCalls: each call succeeds if nothing is in the way, and stops if a port fails.
+// rehearseCalls are the calls that gates guard.
+var rehearseCalls = map[string]rollingtest.CallOn[*trialScene]{
+	"boot":      {Do: bootTrial, Done: "create 9800\nstart 9800", Deaf: []string{"MaintenanceMachine", "VM"}}, // which are repeated
+	"boot disk": {Do: bootTrial, Ready: byDisk, Done: "create 9800\nstart 9800", Deaf: []string{"MaintenanceMachine", "VM"}},
+	"prune":     {Do: prune, Ready: left, Done: "delete 9800", Last: "DeleteVM"},
+	"prune a volume": {Do: prune, Ready: func(s *trialScene) {
+		left(s)
+		change(9800, map[string]string{"efidisk0": "fast:vm-9800-disk-0,size=4M"})(s)
+	}, Done: "delete 9800", Last: "DeleteVM"},
+	"prune protected": {Do: prune, Ready: func(s *trialScene) {
+		left(s)
+		change(9800, map[string]string{"protection": "1"})(s)
+	}, Done: "set 9800 map[protection:0] delete []\ndelete 9800", Last: "DeleteVM"},
+}
+
 func TestRehearseCalls(t *testing.T) {
 	t.Parallel()
-	for name, c := range rehearseCalls {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			s, err := playTrial(t, 0, c.do, c.ready)
-			if got := strings.Join(s.px.Done, "\n"); err != nil || got != c.done {
-				t.Fatalf("%v, done:\n%s\nwant:\n%s", err, got, c.done)
-			}
-			for at, call := range s.px.Made {
-				if slices.Contains(c.deaf, call) {
-					continue
-				}
-				must.FailIs(t, must.Err(playTrial(t, at+1, c.do, c.ready)), clustertest.ErrBroken)
-				if call == c.last {
-					break
-				}
-			}
-		})
-	}
+	rollingtest.CheckCalls(t, newTrialScene, rehearseCalls)
 }
 
 // TestRehearseRows: every condition of a gate refuses something that no other one refuses.
@@ -182,77 +164,46 @@ func TestRehearseRows(t *testing.T) {
 	}
 	noQuorum := func(s *trialScene) { s.px.NoQuorum = true }
 	power := func(do func(*cluster.VM)) func(*trialScene) { return func(s *trialScene) { s.px.Change(9800, do) } }
-	for _, row := range []struct {
-		do     string
-		change func(*trialScene)
-		err    string // "": it is not refused
-		done   string // "": all of it, unless it is refused
-	}{
-		{do: "prune", change: func(s *trialScene) { s.px.Tied.Snapshots = []string{"daily"} }, err: "it has snapshots: daily"},
-		{do: "prune", change: change(9800, map[string]string{"scsi0": "fast:vm-9800-disk-0"}), err: "is not a drive that it was created with"},
-		{do: "prune", change: change(9800, map[string]string{"scsi0": "fast:vm-101-disk-0,serial=recast-s"}), err: "is not a drive that it was created with"},
-		{do: "prune", change: change(9800, map[string]string{"unused0": "fast:vm-9800-disk-0,serial=recast-s"}), err: "is not a drive that it was created with"},
-		{do: "prune", change: change(9800, map[string]string{"scsi0": "fast:vm-9800-disk-0,serial=recast-s", "ide2": "none,media=cdrom"})},
-		{do: "prune", change: change(9800, map[string]string{"smbios1": "uuid=v"}), done: " "},
-		{do: "prune", change: power(func(vm *cluster.VM) { vm.Running = true }), err: "runs again"},
-		{do: "prune", change: func(s *trialScene) { delete(s.px.Guests, 9800) }, done: " "},
-		{do: "prune", change: noQuorum, err: "has no quorum"},
-		{do: "prune", change: func(s *trialScene) { s.px.Fail = map[string]error{"DeleteVM": cluster.ErrChanged} }, err: "changed by someone else"},
-		{do: "boot", change: noQuorum, err: "has no quorum"},
-		{do: "boot", change: func(s *trialScene) { s.px.Memory = 1 << 20 }, err: "of memory free"},
-		{do: "boot", change: storage(func(r *cluster.StorageRoom) { r.Name = "slow" }), err: "has no room"},
-		{do: "boot", change: storage(func(r *cluster.StorageRoom) { r.Active = false }), err: "has no room"},
-		{do: "boot", change: storage(func(r *cluster.StorageRoom) { r.Free = 1 }), err: "has no room"},
-		{do: "boot", change: func(s *trialScene) { s.taken = "someone" }, err: "and someone has it"},
-		{do: "boot", change: func(s *trialScene) {
+	rollingtest.CheckRows(t, newTrialScene, rehearseCalls, []rollingtest.RowOn[*trialScene]{
+		{Do: "prune", Change: func(s *trialScene) { s.px.Tied.Snapshots = []string{"daily"} }, Err: "it has snapshots: daily"},
+		{Do: "prune", Change: change(9800, map[string]string{"scsi0": "fast:vm-9800-disk-0"}), Err: "is not a drive that it was created with"},
+		{Do: "prune", Change: change(9800, map[string]string{"scsi0": "fast:vm-101-disk-0,serial=recast-s"}), Err: "is not a drive that it was created with"},
+		{Do: "prune", Change: change(9800, map[string]string{"unused0": "fast:vm-9800-disk-0,serial=recast-s"}), Err: "is not a drive that it was created with"},
+		{Do: "prune", Change: change(9800, map[string]string{"scsi0": "fast:vm-9800-disk-0,serial=recast-s", "ide2": "none,media=cdrom"})},
+		{Do: "prune", Change: change(9800, map[string]string{"smbios1": "uuid=v"}), Done: " "},
+		{Do: "prune", Change: power(func(vm *cluster.VM) { vm.Running = true }), Err: "runs again"},
+		{Do: "prune", Change: func(s *trialScene) { delete(s.px.Guests, 9800) }, Done: " "},
+		{Do: "prune", Change: noQuorum, Err: "has no quorum"},
+		{Do: "prune", Change: func(s *trialScene) { s.px.Fail = map[string]error{"DeleteVM": cluster.ErrChanged} }, Err: "changed by someone else"},
+		{Do: "boot", Change: noQuorum, Err: "has no quorum"},
+		{Do: "boot", Change: func(s *trialScene) { s.px.Memory = 1 << 20 }, Err: "of memory free"},
+		{Do: "boot", Change: storage(func(r *cluster.StorageRoom) { r.Name = "slow" }), Err: "has no room"},
+		{Do: "boot", Change: storage(func(r *cluster.StorageRoom) { r.Active = false }), Err: "has no room"},
+		{Do: "boot", Change: storage(func(r *cluster.StorageRoom) { r.Free = 1 }), Err: "has no room"},
+		{Do: "boot", Change: func(s *trialScene) { s.taken = "someone" }, Err: "and someone has it"},
+		{Do: "boot", Change: func(s *trialScene) {
 			s.nodes = []cluster.KubeNode{{Name: "wk2", Addresses: []netip.Addr{address.Addr()}}}
-		}, err: "and node wk2 has it"},
-		{do: "boot", change: func(s *trialScene) { s.px.Volumes = nil }, err: "boot ISO new.iso is on none of isos"},
-		{do: "boot disk", change: func(s *trialScene) { s.px.Volumes = []string{"isos:iso/new.iso"} }, err: "disk image new.qcow2 is on none of images"},
-		{do: "boot disk", change: storage(func(r *cluster.StorageRoom) { r.Free = 2 << 30 }), err: "has no room"},
-		{do: "boot disk", change: func(s *trialScene) { s.Model.System.Key = "scsi7" }, err: "no volume in"},
-		{do: "boot disk", change: func(s *trialScene) { s.px.Imports = "1G" }, err: "it was not imported whole", done: "create 9800"},
-		{do: "boot disk", change: func(s *trialScene) { s.boots.TalosVersion = "v1.0.0" }, err: "the bytes of the disk image new.qcow2 are not what its name says", done: "create 9800\nstart 9800"},
-		{do: "boot disk", change: func(s *trialScene) { s.boots.SystemDisk = "sdb" }, err: "is not the one that the machine booted, which is sdb", done: "create 9800\nstart 9800"},
-		{do: "boot disk", change: func(s *trialScene) { s.boots.Volumes[0].Label = "STATE" }, err: "it was used before", done: "create 9800\nstart 9800"},
-		{do: "boot", change: func(s *trialScene) { s.px.Guests[9800] = cluster.VM{ID: 9800} }, err: "no VMID is free"},
-		{do: "boot", change: func(s *trialScene) { s.px.Fail = map[string]error{"VM": errSilent} }, err: "look up VM 9800: no answer"},
-		{do: "boot", change: func(s *trialScene) { s.Addr, s.Model.Found.VM.Config["scsi9"] = netip.Prefix{}, "," }, err: "no volume in"},
-		{do: "boot", change: onceTried(func(s *trialScene) { s.px.Fail = map[string]error{"VM": errSilent} }), err: "look up VM 9800: no answer", done: "create 9800\nstart 9800"},
-		{do: "boot", change: func(s *trialScene) { s.boots.UUID = "v" }, err: "answers with UUID v", done: "create 9800\nstart 9800"},
-		{do: "boot", change: func(s *trialScene) { s.boots.TalosVersion = "v1.0.0" }, err: "v1.0.0", done: "create 9800\nstart 9800"},
-		{do: "boot", change: func(s *trialScene) { s.boots.Extensions = nil }, err: "has no extension", done: "create 9800\nstart 9800"},
-		{do: "boot", change: onceTried(power(func(vm *cluster.VM) { vm.Running = false })), err: "is off", done: "create 9800\nstart 9800"},
-		{do: "boot", change: onceTried(power(func(vm *cluster.VM) { vm.QMP = "paused" })), err: `its emulator says "paused"`, done: "create 9800\nstart 9800"},
-		{do: "boot", change: onceTried(change(9800, map[string]string{"smbios1": "uuid=v"})), err: "was deleted by someone", done: "create 9800\nstart 9800"},
-		{do: "boot", change: onceTried(func(s *trialScene) { delete(s.px.Guests, 9800) }), err: "was deleted by someone", done: "create 9800\nstart 9800"},
-	} {
-		t.Run(row.do+": "+cmp.Or(row.err, "not refused"), func(t *testing.T) {
-			t.Parallel()
-			c := rehearseCalls[row.do]
-			s, err := playTrial(t, 0, c.do, c.ready, row.change)
-			if row.err == "" && row.done == "" {
-				row.done = c.done
-			}
-			must.Equal(t, "done", strings.TrimSpace(row.done), strings.Join(s.px.Done, "\n"))
-			clustertest.CheckErr(t, err, row.err, "was deleted by someone", "is off", "its emulator says", "changed by someone else")
-		})
-	}
-}
-
-// play runs do with the row's change, or with one failing call.
-func playTrial(t *testing.T, failAt int, do func(*trialScene, context.Context) error, changes ...func(*trialScene)) (s *trialScene, err error) {
-	synctest.Test(t, func(t *testing.T) {
-		s = newTrialScene()
-		for _, change := range changes {
-			if change != nil {
-				change(s)
-			}
-		}
-		s.px.FailAt = failAt
-		err = do(s, t.Context())
-	})
-	return s, err
+		}, Err: "and node wk2 has it"},
+		{Do: "boot", Change: func(s *trialScene) { s.px.Volumes = nil }, Err: "boot ISO new.iso is on none of isos"},
+		{Do: "boot disk", Change: func(s *trialScene) { s.px.Volumes = []string{"isos:iso/new.iso"} }, Err: "disk image new.qcow2 is on none of images"},
+		{Do: "boot disk", Change: storage(func(r *cluster.StorageRoom) { r.Free = 2 << 30 }), Err: "has no room"},
+		{Do: "boot disk", Change: func(s *trialScene) { s.Model.System.Key = "scsi7" }, Err: "no volume in"},
+		{Do: "boot disk", Change: func(s *trialScene) { s.px.Imports = "1G" }, Err: "it was not imported whole", Done: "create 9800"},
+		{Do: "boot disk", Change: func(s *trialScene) { s.boots.TalosVersion = "v1.0.0" }, Err: "the bytes of the disk image new.qcow2 are not what its name says", Done: "create 9800\nstart 9800"},
+		{Do: "boot disk", Change: func(s *trialScene) { s.boots.SystemDisk = "sdb" }, Err: "is not the one that the machine booted, which is sdb", Done: "create 9800\nstart 9800"},
+		{Do: "boot disk", Change: func(s *trialScene) { s.boots.Volumes[0].Label = "STATE" }, Err: "it was used before", Done: "create 9800\nstart 9800"},
+		{Do: "boot", Change: func(s *trialScene) { s.px.Guests[9800] = cluster.VM{ID: 9800} }, Err: "no VMID is free"},
+		{Do: "boot", Change: func(s *trialScene) { s.px.Fail = map[string]error{"VM": errSilent} }, Err: "look up VM 9800: no answer"},
+		{Do: "boot", Change: func(s *trialScene) { s.Addr, s.Model.Found.VM.Config["scsi9"] = netip.Prefix{}, "," }, Err: "no volume in"},
+		{Do: "boot", Change: onceTried(func(s *trialScene) { s.px.Fail = map[string]error{"VM": errSilent} }), Err: "look up VM 9800: no answer", Done: "create 9800\nstart 9800", Took: time.Minute},
+		{Do: "boot", Change: func(s *trialScene) { s.boots.UUID = "v" }, Err: "answers with UUID v", Done: "create 9800\nstart 9800"},
+		{Do: "boot", Change: func(s *trialScene) { s.boots.TalosVersion = "v1.0.0" }, Err: "v1.0.0", Done: "create 9800\nstart 9800"},
+		{Do: "boot", Change: func(s *trialScene) { s.boots.Extensions = nil }, Err: "has no extension", Done: "create 9800\nstart 9800"},
+		{Do: "boot", Change: onceTried(power(func(vm *cluster.VM) { vm.Running = false })), Err: "is off", Done: "create 9800\nstart 9800"},
+		{Do: "boot", Change: onceTried(power(func(vm *cluster.VM) { vm.QMP = "paused" })), Err: `its emulator says "paused"`, Done: "create 9800\nstart 9800", Took: time.Minute},
+		{Do: "boot", Change: onceTried(change(9800, map[string]string{"smbios1": "uuid=v"})), Err: "was deleted by someone", Done: "create 9800\nstart 9800"},
+		{Do: "boot", Change: onceTried(func(s *trialScene) { delete(s.px.Guests, 9800) }), Err: "was deleted by someone", Done: "create 9800\nstart 9800"},
+	}, "was deleted by someone", "is off", "its emulator says", "changed by someone else")
 }
 
 // facts is a journal in memory.

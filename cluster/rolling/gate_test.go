@@ -53,12 +53,12 @@ func marked(boot string) func(*scene) {
 
 func TestGateCalls(t *testing.T) {
 	t.Parallel()
-	rollingtest.CheckCalls(t, gateCalls)
+	rollingtest.CheckCalls(t, rollingtest.NewScene, gateCalls)
 }
 
 func TestGateRows(t *testing.T) {
 	t.Parallel()
-	rollingtest.CheckRows(t, gateCalls, slices.Concat(lookRows(), bootRows(), cephRows(), newRows(), etcdRows(), identityRows(), lossRows(), lateRows()), "read the room on", "read storage", "no control plane says", "see that there is no cluster yet")
+	rollingtest.CheckRows(t, rollingtest.NewScene, gateCalls, slices.Concat(lookRows(), bootRows(), cephRows(), newRows(), etcdRows(), identityRows(), lossRows(), lateRows()), "read the room on", "read storage", "no control plane says", "see that there is no cluster yet")
 }
 
 // gateCalls are the calls by the name that rows use.
@@ -412,8 +412,8 @@ func TestGateOfParking(t *testing.T) {
 			s.PX.Set(9900, kv{"description": text})
 		}
 	}
-	rollingtest.CheckCalls(t, calls)
-	rollingtest.CheckRows(t, calls, []row{
+	rollingtest.CheckCalls(t, rollingtest.NewScene, calls)
+	rollingtest.CheckRows(t, rollingtest.NewScene, calls, []row{
 		{Do: "parking", Change: text("recast-record: {"), Err: "can't be read"},
 		{Do: "parking", Change: func(s *scene) { s.Rec = nil }, Err: "parking VM of wk1: not found"},
 		{Do: "parking", Change: text("mine"), Err: "no longer says so"},

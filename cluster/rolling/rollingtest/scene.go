@@ -304,40 +304,60 @@ func (k sceneJournal) Secret(string) ([]byte, bool, error) {
 	return text, found, k.s.PX.Call("Secret")
 }
 
-// Call is something that gates guard, on a node that Ready has prepared.
-type Call struct {
-	Do    func(*Scene, context.Context) error
-	Ready func(*Scene)
+// Stage is what a call is played on. Begin is called before the changes are made, and ready afterwards.
+type Stage interface {
+	Begin(cancel func()) (ready func() *clustertest.Proxmox)
+}
+
+// Begin writes the record after the changes, unless one of them has.
+func (s *Scene) Begin(cancel func()) func() *clustertest.Proxmox {
+	s.Cancel = cancel
+	return func() *clustertest.Proxmox { s.Ready(); return s.PX }
+}
+
+// CallOn is something that gates guard, on a stage that Ready has prepared.
+type CallOn[S Stage] struct {
+	Do    func(S, context.Context) error
+	Ready func(S)
 	Done  string   // what it does if nothing is in the way
 	Err   string   // "": it succeeds then
 	Deaf  []string // calls that may fail: their answer is no reason to refuse, or they are repeated
+	Last  string   // no call after it matters; "": all do
 }
 
-// Row is a call that is refused, or not, after a change.
-type Row struct {
+// RowOn is a call that is refused, or not, after a change.
+type RowOn[S Stage] struct {
 	Do     string // the name of the call
-	Change func(*Scene)
+	Change func(S)
 	Err    string // "": it is not refused
 	Done   string // "": all of it, unless it is refused
 	Took   time.Duration
 }
 
+// Call and Row are those of a Scene.
+type (
+	Call = CallOn[*Scene]
+	Row  = RowOn[*Scene]
+)
+
 // CheckCalls checks that each call succeeds if nothing is in the way, and stops if a port fails.
-func CheckCalls(t *testing.T, calls map[string]Call) {
+func CheckCalls[S Stage](t *testing.T, fresh func() S, calls map[string]CallOn[S]) {
 	t.Helper()
 	for name, c := range calls {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s, _, err := play(t, clustertest.Which{}, c.Do, c.Ready)
-			if got := strings.Join(s.PX.Done, "\n"); (err == nil) != (c.Err == "") || err != nil && !strings.Contains(err.Error(), c.Err) || got != c.Done {
+			px, _, err := play(t, fresh, clustertest.Which{}, c.Do, c.Ready)
+			if got := strings.Join(px.Done, "\n"); (err == nil) != (c.Err == "") || err != nil && !strings.Contains(err.Error(), c.Err) || got != c.Done {
 				t.Fatalf("%v, want %q, done:\n%s\nwant:\n%s", err, c.Err, got, c.Done)
 			}
-			for at, call := range s.PX.Made {
-				if slices.Contains(c.Deaf, call) {
-					continue
+			for at, call := range px.Made {
+				if !slices.Contains(c.Deaf, call) {
+					if _, _, err := play(t, fresh, px.Which(at), c.Do, c.Ready); !errors.Is(err, clustertest.ErrBroken) {
+						t.Errorf("call %d, %s, failed: %v", at+1, call, err)
+					}
 				}
-				if _, _, err := play(t, s.PX.Which(at), c.Do, c.Ready); !errors.Is(err, clustertest.ErrBroken) {
-					t.Errorf("call %d, %s, failed: %v", at+1, call, err)
+				if call == c.Last {
+					break
 				}
 			}
 		})
@@ -346,17 +366,17 @@ func CheckCalls(t *testing.T, calls map[string]Call) {
 
 // CheckRows checks that every condition of a gate refuses something that no other one refuses.
 // failures are in errors that are no refusals (see [clustertest.CheckErr]).
-func CheckRows(t *testing.T, calls map[string]Call, rows []Row, failures ...string) {
+func CheckRows[S Stage](t *testing.T, fresh func() S, calls map[string]CallOn[S], rows []RowOn[S], failures ...string) {
 	t.Helper()
 	for _, row := range rows {
 		t.Run(row.Do+": "+cmp.Or(row.Err, "not refused"), func(t *testing.T) {
 			t.Parallel()
 			c := calls[row.Do]
-			s, took, err := play(t, clustertest.Which{}, c.Do, c.Ready, row.Change)
+			px, took, err := play(t, fresh, clustertest.Which{}, c.Do, c.Ready, row.Change)
 			if row.Err == "" && row.Done == "" {
 				row.Done = c.Done
 			}
-			if got := strings.Join(s.PX.Done, "\n"); got != strings.TrimSpace(row.Done) || took.Round(2*time.Second) != row.Took {
+			if got := strings.Join(px.Done, "\n"); got != strings.TrimSpace(row.Done) || took.Round(2*time.Second) != row.Took {
 				t.Errorf("done after %s:\n%s\nwant after %s:\n%s", took, got, row.Took, row.Done)
 			}
 			clustertest.CheckErr(t, err, row.Err, failures...)
@@ -365,24 +385,24 @@ func CheckRows(t *testing.T, calls map[string]Call, rows []Row, failures ...stri
 }
 
 // play runs do with the row's change, or with one failing call.
-func play(t *testing.T, fails clustertest.Which, do func(*Scene, context.Context) error, changes ...func(*Scene)) (s *Scene, took time.Duration, err error) {
+func play[S Stage](t *testing.T, fresh func() S, fails clustertest.Which, do func(S, context.Context) error, changes ...func(S)) (px *clustertest.Proxmox, took time.Duration, err error) {
 	synctest.Test(t, func(t *testing.T) {
-		s = NewScene()
+		s := fresh()
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
-		s.Cancel = cancel
+		ready := s.Begin(cancel)
 		for _, change := range changes {
 			if change != nil {
 				change(s)
 			}
 		}
-		s.Ready()
-		s.PX.Fails = fails
+		px = ready()
+		px.Fails = fails
 		began := time.Now()
 		err = do(s, ctx)
 		took = time.Since(began)
 	})
-	return s, took, err
+	return px, took, err
 }
 
 // AsCP makes the node the control plane cp1.
@@ -474,7 +494,8 @@ func SavedAs(config string) func(*Scene) {
 func Filed(s *Scene) {
 	text := cluster.Secret("version: v1alpha1\nmachine: {}\n")
 	s.Config["file"], s.Config["runs"] = text, text
-	s.Plan.ConfigFile = &cluster.ConfigFile{Hash: hashOf(text), Runs: cluster.ConfigSum(text), Applied: true}
+	hash, _ := cluster.Text(text) // it can be read
+	s.Plan.ConfigFile = &cluster.ConfigFile{Hash: hash, Runs: cluster.ConfigSum(text), Applied: true}
 	s.Blank.SystemDisk, s.Blank.FromISO = "sda", false
 }
 
@@ -500,15 +521,6 @@ func Stays(s *Scene) {
 // Fails makes each call of that name fail.
 func Fails(call string, err error) func(*Scene) {
 	return func(s *Scene) { s.PX.Fail = map[string]error{call: err} }
-}
-
-// hashOf returns the hash by which a plan knows a file.
-func hashOf(text cluster.Secret) string {
-	hash, err := cluster.Text(text)
-	if err != nil {
-		panic(err)
-	}
-	return hash
 }
 
 // Without takes a member out of etcd.
