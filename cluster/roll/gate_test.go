@@ -361,7 +361,7 @@ func TestAwaitGate(t *testing.T) {
 				steps = n.userGates.After()
 			}
 			err := steps[0].Do(t.Context())
-			must.Not(t, errText(err) != ask.want || time.Since(start) != ask.took,
+			must.Not(t, clustertest.Message(err) != ask.want || time.Since(start) != ask.took,
 				"%s: after %s: %v", ask.when, time.Since(start), err)
 			must.Not(t, ask.when == "before" && strings.Contains(ask.want, "gave up") && fault.KindOf(err) != fault.Refused,
 				"before: kind %d", fault.KindOf(err))
@@ -428,13 +428,6 @@ func (f commandFunc) RunHook(_ context.Context, _ cluster.CommandGate, env []str
 	exit, said, err := f(env)
 	line(said)
 	return cluster.HookEnd{Exit: exit, Said: said, Output: said + "\n"}, err
-}
-
-func errText(err error) string {
-	if err == nil {
-		return ""
-	}
-	return err.Error()
 }
 
 func failing(names ...string) cluster.Judged {

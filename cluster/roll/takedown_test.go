@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -539,25 +538,22 @@ func TestSlowParkingVM(t *testing.T) {
 	t.Parallel()
 	rec := parking.Record{Cluster: "lab", Node: "wk1", Run: "r2", Build: "b", VMID: 9031, UUID: "u", Open: true, Strategy: cluster.Recreate, Stage: parking.StageServes}
 	text := must.Get(rec.Description())(t)
-	for name, c := range map[string]struct {
+	type testCase struct {
 		killed bool
 		want   cluster.VMID
 		after  time.Duration
-	}{
+	}
+	must.Bubbles(t, map[string]testCase{
 		"it runs":       {false, 9001, 3*time.Minute + time.Second},
 		"it was killed": {true, 9002, 31 * time.Second},
-	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				begun := time.Now()
-				px := &parkingPlace{taken: []cluster.VMID{9001}, late: map[cluster.VMID]string{9001: text}, ready: begun.Add(3 * time.Minute), killed: c.killed}
-				var numbers parking.Numbers
-				got, err := exchange.CreateParking(t.Context(), px, cluster.VM{Host: "pve1"}, rec, []cluster.VMID{9001, 9002}, &numbers, noted)
-				must.Not(t, err != nil || got != c.want || time.Since(begun) > c.after,
-					"took %d after %s, want %d within %s: %v", got, time.Since(begun), c.want, c.after, err)
-			})
-		})
-	}
+	}, func(t *testing.T, c testCase) {
+		begun := time.Now()
+		px := &parkingPlace{taken: []cluster.VMID{9001}, late: map[cluster.VMID]string{9001: text}, ready: begun.Add(3 * time.Minute), killed: c.killed}
+		var numbers parking.Numbers
+		got, err := exchange.CreateParking(t.Context(), px, cluster.VM{Host: "pve1"}, rec, []cluster.VMID{9001, 9002}, &numbers, noted)
+		must.Not(t, err != nil || got != c.want || time.Since(begun) > c.after,
+			"took %d after %s, want %d within %s: %v", got, time.Since(begun), c.want, c.after, err)
+	})
 }
 
 // TestTouchedBy: tasks of an earlier run concern only VMs of its own cluster.

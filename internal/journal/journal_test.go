@@ -11,7 +11,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -440,8 +439,7 @@ func TestOpenFollowsNoLink(t *testing.T) {
 }
 
 func TestRuns(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		start := time.Now().UTC() // the bubble's
 		dir := t.TempDir()
 		for _, id := range []string{"b", "a"} {

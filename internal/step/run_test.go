@@ -8,7 +8,6 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/recast-sh/recast/internal/fault"
@@ -323,10 +322,8 @@ func TestKinds(t *testing.T) {
 	t.Parallel()
 	got := map[string]string{}
 	r := step.Runner{Emit: func(e step.Event) { got[e.Path] = e.Kind }}
-	err := r.Run(t.Context(), branch("roll", branch("wk1", leaf("drain", work), step.Step{ID: "scsi1", Kind: "park-disk", Do: work}), whole(branch("none"))))
-	if err != nil {
-		t.Fatal(err)
-	}
+	park := step.Step{ID: "scsi1", Kind: "park-disk", Do: work}
+	must.Do(t, r.Run(t.Context(), branch("roll", branch("wk1", leaf("drain", work), park), whole(branch("none")))))
 	want := map[string]string{"roll": "", "roll/wk1": "", "roll/wk1/drain": "drain", "roll/wk1/scsi1": "park-disk", "roll/none": ""}
 	must.Equal(t, "kinds", want, got)
 }
@@ -450,23 +447,20 @@ func TestAhead(t *testing.T) {
 			want: "5 b started;5 c started;8 c done;12 b done;12 d started",
 		},
 	}
-	must.Each(t, cases, func(t *testing.T, c example) {
-		synctest.Test(t, func(t *testing.T) {
-			l := &diary{start: time.Now()}
-			err := (&step.Runner{Emit: l.see}).Run(t.Context(), c.root)
-			must.Not(t, (err != nil) != c.err, "error %v", err)
-			have := "\n" + strings.ReplaceAll(strings.Join(l.lines, "\n"), " r/", " ") + "\n"
-			for want := range strings.SplitSeq(c.want, ";") {
-				must.Not(t, !strings.Contains(have, "\n"+want+"\n"), "no %q in:%s", want, have)
-			}
-		})
+	must.Bubbles(t, cases, func(t *testing.T, c example) {
+		l := &diary{start: time.Now()}
+		err := (&step.Runner{Emit: l.see}).Run(t.Context(), c.root)
+		must.Not(t, (err != nil) != c.err, "error %v", err)
+		have := "\n" + strings.ReplaceAll(strings.Join(l.lines, "\n"), " r/", " ") + "\n"
+		for want := range strings.SplitSeq(c.want, ";") {
+			must.Not(t, !strings.Contains(have, "\n"+want+"\n"), "no %q in:%s", want, have)
+		}
 	})
 }
 
 // A quiet branch emits only the events of its children.
 func TestQuiet(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		l := &diary{start: time.Now()}
 		root := step.Step{ID: "r", Steps: step.List(step.Step{ID: "n", Quiet: true, Steps: step.List(takes("a", 1, nil))})}
 		must.Do(t, (&step.Runner{Emit: l.see}).Run(t.Context(), root))

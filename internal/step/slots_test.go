@@ -373,8 +373,7 @@ func TestCancel(t *testing.T) {
 }
 
 func TestDeadlineIsAFailure(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 1*second)
 		defer cancel()
 		var r step.Runner

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/recast-sh/recast/internal/sim/must"
@@ -79,7 +78,7 @@ func TestUntil(t *testing.T) {
 			took: 10 * time.Second,
 		},
 	}
-	must.Each(t, cases, func(t *testing.T, c untilCase) { synctest.Test(t, c.check) })
+	must.Bubbles(t, cases, func(t *testing.T, c untilCase) { c.check(t) })
 }
 
 // cutShort sees 1 of 3 until that time before the deadline; then the deadline cuts its answer short, which is the
@@ -152,24 +151,21 @@ func TestUntilPauses(t *testing.T) {
 		},
 		"due": {wait.For{First: 10 * ms, Every: time.Second, Due: func() time.Duration { return 700 * ms }}, []time.Duration{0, 700 * ms, 1400 * ms}},
 	}
-	must.Each(t, cases, func(t *testing.T, c row) {
-		synctest.Test(t, func(t *testing.T) {
-			start := time.Now()
-			var got []time.Duration
-			must.Do(t, wait.Until(t.Context(), c.w, func(context.Context) (bool, string, error) {
-				got = append(got, time.Since(start))
-				return len(got) == len(c.want), "running", nil
-			}))
-			must.Equal(t, "looked", c.want, got)
-		})
+	must.Bubbles(t, cases, func(t *testing.T, c row) {
+		start := time.Now()
+		var got []time.Duration
+		must.Do(t, wait.Until(t.Context(), c.w, func(context.Context) (bool, string, error) {
+			got = append(got, time.Since(start))
+			return len(got) == len(c.want), "running", nil
+		}))
+		must.Equal(t, "looked", c.want, got)
 	})
 }
 
 // A watch makes the wait look at once, and otherwise rarely. If it is lost, the wait looks too, restarts
 // it, and until then looks as often as without watches; the wait returns after all watches have ended.
 func TestUntilWatches(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		start := time.Now()
 		begun := 0
 		watch := func(ctx context.Context, tell func(bool)) error {
@@ -208,8 +204,7 @@ func TestUntilWatches(t *testing.T) {
 
 // A watch that reports a change and ends, each time, does not cause constant looks.
 func TestUntilWatchesThatEnd(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		looked, start := 0, time.Now()
 		w := wait.For{Name: "Ready", Every: time.Second, Watches: []wait.Watch{func(_ context.Context, tell func(bool)) error {
 			tell(true)
@@ -225,8 +220,7 @@ func TestUntilWatchesThatEnd(t *testing.T) {
 
 // Without a timeout only the context ends a wait; its cause is in the error.
 func TestUntilContextCause(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		lost := errors.New("claim lost")
 		ctx, cancel := context.WithCancelCause(t.Context())
 		defer time.AfterFunc(24*time.Hour, func() { cancel(lost) }).Stop()
@@ -236,14 +230,8 @@ func TestUntilContextCause(t *testing.T) {
 	})
 }
 
-func TestStopOfNothing(t *testing.T) {
-	t.Parallel()
-	must.Do(t, wait.Stop(nil))
-}
-
 func TestAll(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		asks := func(lasts time.Duration, err error) func() error {
 			return func() error {
 				time.Sleep(lasts)
@@ -254,6 +242,6 @@ func TestAll(t *testing.T) {
 		err := wait.All(asks(2*time.Second, errors.New("first")), asks(3*time.Second, nil), asks(time.Second, errors.New("last")))
 		took := time.Since(began)
 		must.Not(t, took != 3*time.Second || err == nil || err.Error() != "first\nlast", "%v after %s", err, took)
-		must.Do(t, wait.All(asks(0, nil), asks(0, nil)))
+		must.Do(t, errors.Join(wait.All(asks(0, nil), asks(0, nil)), wait.Stop(nil)))
 	})
 }
