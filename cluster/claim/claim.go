@@ -172,7 +172,7 @@ func (a *acquisition) look(ctx context.Context) (done bool, seen string, err err
 	case !a.watching || !found.heldBy(a.seen.Run, a.seen.Holder):
 		a.watching, a.seen, a.since = true, found, time.Now()
 	case found.Beat != a.seen.Beat:
-		return false, "", wait.Stop(a.claimedBy(found))
+		return false, "", wait.Stop(found.alive("", ""))
 	case asked.Sub(a.since) >= a.watch():
 		a.say("claim of cluster %s: it has stood still for %s; taking it over from %s%s", a.Cluster, a.watch(), found, a.suspended(found, ", which is suspended: continued, it ends"))
 		return a.take(ctx, found)
@@ -201,9 +201,10 @@ func (c *Claim) suspended(s State, text string) string {
 	return text
 }
 
-func (a *acquisition) claimedBy(s State) error {
-	err := fault.As(fault.Claimed, fmt.Errorf("held by %s, which is alive (%s)", s, s.where()))
-	return fault.WithHint(fault.ClaimHeld.Of(err), "wait until that run has ended; recast status shows how far it is")
+// alive is the refusal for a claim whose holder lives. more is what to know of it, and then what to do afterwards.
+func (s State) alive(more, then string) error {
+	err := fault.As(fault.Claimed, fmt.Errorf("held by %s, which is alive (%s)%s", s, s.where(), more))
+	return fault.WithHint(fault.ClaimHeld.Of(err), "wait until that run has ended; recast status shows how far it is%s", then)
 }
 
 func (a *acquisition) create(ctx context.Context) (done bool, seen string, err error) {
@@ -722,7 +723,7 @@ func (s *surroundings) watchRival(r State, asked time.Time) (done bool, seen str
 	case !s.watching || r.VM.ID != s.seen.VM.ID || !r.heldBy(s.seen.Run, s.seen.Holder):
 		s.watching, s.seen, s.since = true, r, time.Now()
 	case r.Beat != s.seen.Beat && !standsBack:
-		return false, "", wait.Stop(s.rivalAlive(r))
+		return false, "", wait.Stop(r.alive(": "+s.differs(r), ". Then "+s.agree(r)))
 	case r.Beat == s.seen.Beat && long:
 		return false, "", wait.Stop(s.leftBy(r, fmt.Sprintf("has given no sign of life for %s%s", s.watch(), s.suspended(r, fmt.Sprintf(", and is suspended (%s)", r.Holder.GoesOn())))))
 	}
@@ -730,11 +731,6 @@ func (s *surroundings) watchRival(r State, asked time.Time) (done bool, seen str
 		return false, "", wait.Stop(errYield)
 	}
 	return false, fmt.Sprintf("%s is held by %s", r.VM, s.watched(r, s.since)), nil
-}
-
-func (c *Claim) rivalAlive(r State) error {
-	err := fault.As(fault.Claimed, fmt.Errorf("held by %s, which is alive (%s): %s", r, r.where(), c.differs(r)))
-	return fault.WithHint(fault.ClaimHeld.Of(err), "wait until that run has ended; recast status shows how far it is. Then %s", c.agree(r))
 }
 
 func (c *Claim) leftBy(r State, how string) error {

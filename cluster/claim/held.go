@@ -324,8 +324,6 @@ type hooked struct {
 	write hook
 }
 
-var _ cluster.Proxmox = hooked{}
-
 func hookedTo(px cluster.Proxmox, write hook) hooked {
 	return hooked{Access: px, Inventory: px, Tasks: px, px: px, write: write}
 }
@@ -411,8 +409,6 @@ type guardedTalos struct {
 	held  *Held
 }
 
-var _ cluster.Talos = guardedTalos{}
-
 func (g guardedTalos) EtcdForfeit(ctx context.Context, addr netip.Addr, uuid string) error {
 	return g.held.Write(ctx, func(ctx context.Context) error { return g.talos.EtcdForfeit(ctx, addr, uuid) })
 }
@@ -492,8 +488,6 @@ type guardedMaintenance struct {
 	held        *Held
 }
 
-var _ cluster.Maintenance = guardedMaintenance{}
-
 func (g guardedMaintenance) ApplyConfig(ctx context.Context, addr netip.Addr, uuid string, config cluster.Secret) error {
 	return g.held.Write(ctx, func(ctx context.Context) error { return g.maintenance.ApplyConfig(ctx, addr, uuid, config) })
 }
@@ -509,8 +503,6 @@ type guardedKube struct {
 	kube cluster.Kube
 	held *Held
 }
-
-var _ cluster.Kube = guardedKube{}
 
 func (g guardedKube) Cordon(ctx context.Context, node string, why cluster.Mark) error {
 	return g.held.Write(ctx, func(ctx context.Context) error { return g.kube.Cordon(ctx, node, why) })

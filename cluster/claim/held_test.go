@@ -103,9 +103,7 @@ func TestClaimRenamed(t *testing.T) {
 		}
 		rename()
 		time.Sleep(Heartbeat + time.Second)
-		p.do(func() {
-			must.Equal(t, "after a heartbeat its name is", VMName, p.vms[9000].Config["name"])
-		})
+		p.do(func() { must.Equal(t, "after a heartbeat its name is", VMName, p.vms[9000].Config["name"]) })
 		rename()
 		releaseAll(t, p, h)
 	})
@@ -480,9 +478,7 @@ func TestLeaseChecksTakeTurns(t *testing.T) {
 		p.do(func() { p.down = true })
 		looks, cancel := context.WithCancel(t.Context())
 		var first sync.WaitGroup
-		first.Go(func() {
-			must.FailIs(t, h.Check(looks), context.Canceled)
-		})
+		first.Go(func() { must.FailIs(t, h.Check(looks), context.Canceled) })
 		synctest.Wait() // until it reads Proxmox
 		ctx, end := context.WithTimeout(t.Context(), time.Second)
 		defer end()

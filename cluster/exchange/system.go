@@ -2,6 +2,7 @@ package exchange
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -698,26 +699,14 @@ func (r *Replace) reshape(ctx context.Context) error {
 	return shape.Grow(ctx, r.Proxmox, r.VM.ID, ds, r.saying("reshape"))
 }
 
-// shapedOptions returns the options that the shape gives a drive of the VM as it was.
-func (r *Replace) shapedOptions(key string) []string {
-	set, _, err := r.toReshape(r.VM)
-	if err != nil {
-		return nil
-	}
-	d, err := cluster.ParseDisk(key, set[key])
-	if err != nil {
-		return nil
-	}
-	return d.Options
-}
-
-// sameOptions says whether a drive has its earlier options, or those of its shape.
+// sameOptions says whether a drive has its earlier options, or those that the shape gives it.
 func (r *Replace) sameOptions(key string, have, had []string) bool {
 	if cluster.SameOptions(have, had) {
 		return true
 	}
-	shaped := r.shapedOptions(key)
-	return len(shaped) > 0 && cluster.SameOptions(have, shaped)
+	set, _, err := r.toReshape(r.VM)
+	shaped, errShaped := cluster.ParseDisk(key, set[key])
+	return errors.Join(err, errShaped) == nil && len(shaped.Options) > 0 && cluster.SameOptions(have, shaped.Options)
 }
 
 func (r *Replace) shapeAdds(key string) bool {

@@ -152,10 +152,7 @@ func (n *node) configureBlank(ctx context.Context) error {
 	}
 	// A machine that accepts its configuration proceeds at once, and may never send its answer.
 	lost := n.applyToBlank(ctx, mem.BlankDisks(blank.Machine)[0], mem.Kubernetes)
-	if lost != nil && !errors.Is(lost, cluster.ErrLostAnswer) {
-		return lost
-	}
-	return cluster.Unanswered(lost, n.inVain(ctx, n.awaitConfigured(ctx, "bring-up/configure")))
+	return cluster.Awaited(lost, func() error { return n.inVain(ctx, n.awaitConfigured(ctx, "bring-up/configure")) })
 }
 
 func (n *node) awaitConfigured(ctx context.Context, id string) error {
@@ -352,10 +349,7 @@ func (n *node) configureReset(ctx context.Context) error {
 		return err
 	}
 	lost := fault.Prefix("apply the configuration to "+n.Plan.Addr.String(), n.Maintenance.ApplyConfig(ctx, n.Plan.Addr, n.Plan.UUID, patched))
-	if lost != nil && !errors.Is(lost, cluster.ErrLostAnswer) {
-		return lost
-	}
-	return cluster.Unanswered(lost, n.awaitConfigured(ctx, "configure"))
+	return cluster.Awaited(lost, func() error { return n.awaitConfigured(ctx, "configure") })
 }
 
 // lacksToServe names the first thing that the machine lacks; before are the volumes that need not come up.

@@ -200,10 +200,7 @@ func (n *applyConfig) reboot(ctx context.Context) error {
 		return fmt.Errorf("read machine %s: %w", n.Plan.Addr, err)
 	}
 	lost := fault.Prefix("reboot "+n.Plan.Node, n.Talos.Reboot(ctx, n.Plan.Addr, n.Plan.UUID, cluster.ByKexec))
-	if lost != nil && !errors.Is(lost, cluster.ErrLostAnswer) {
-		return lost
-	}
-	return cluster.Unanswered(lost, n.awaitBoot(ctx, "reboot", before.BootID))
+	return cluster.Awaited(lost, func() error { return n.awaitBoot(ctx, "reboot", before.BootID) })
 }
 
 // markAndReboot notes on the Node that the outage of an upgrade in place continues with a configuration: if the run
@@ -265,9 +262,8 @@ func (n *applyConfig) giveBack(ctx context.Context, cause error) error {
 		return rolling.Repeatable(n.Talos.StageConfig(ctx, n.Plan.Addr, n.Plan.UUID, old))
 	})
 	if err == nil {
-		if err = n.Talos.Reboot(ctx, n.Plan.Addr, n.Plan.UUID, cluster.ByKexec); err == nil || errors.Is(err, cluster.ErrLostAnswer) {
-			err = cluster.Unanswered(err, n.awaitBoot(ctx, "wait-healthy", m.BootID))
-		}
+		lost := n.Talos.Reboot(ctx, n.Plan.Addr, n.Plan.UUID, cluster.ByKexec)
+		err = cluster.Awaited(lost, func() error { return n.awaitBoot(ctx, "wait-healthy", m.BootID) })
 	}
 	if err == nil {
 		err = n.settle(ctx, "wait-healthy", n.Timing.Boot+n.Timing.Join, n.lacksPart)

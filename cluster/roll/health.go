@@ -137,9 +137,10 @@ func (n *node) sentBack(ctx context.Context, silent error) error {
 func (n *node) settle(ctx context.Context, id string, within time.Duration, lacks func(context.Context) (string, error)) error {
 	var since time.Time // zero while it is not healthy
 	watched := true     // a watch reports when what it lacks changes
+	node := func(ctx context.Context, tell func(bool)) error { return n.Kube.WatchNode(ctx, n.Plan.Node, tell) }
 	w := wait.For{
 		Name: fmt.Sprintf("%s healthy for %s", n.Plan.Node, n.Timing.Settle), Timeout: within + n.Timing.Settle,
-		Watches: []wait.Watch{n.WatchMachine, n.WatchNode},
+		Watches: []wait.Watch{n.WatchMachine, node},
 		Due: func() time.Duration {
 			switch {
 			case since.IsZero() && watched:

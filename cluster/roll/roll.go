@@ -566,8 +566,7 @@ type record struct {
 	opened *exchange.Replace // the exchange as last read from the record; nil: not yet
 }
 
-// known returns the exchange as last read, or reads it. Where each disk goes is written once, when the record is
-// opened.
+// known returns the exchange as last read, or reads it.
 func (n *record) known(ctx context.Context) (*exchange.Replace, error) {
 	if n.opened == nil {
 		return n.read(ctx)

@@ -231,7 +231,8 @@ func (n *node) rememberStep(title string, open func(context.Context) error) step
 // awaitDetached waits until Kubernetes counts no volume as attached to the node, except those of
 // pods that a drain leaves in place: these are never detached.
 func (n *node) awaitDetached(ctx context.Context, id string, within time.Duration) error {
-	err := n.Watch(ctx, id, wait.For{Name: "volumes of " + n.Plan.Node + " detached", Timeout: within, Watches: []wait.Watch{n.WatchDetached}}, func(ctx context.Context) (bool, string, error) {
+	goes := func(ctx context.Context, tell func(bool)) error { return n.Kube.WatchDetached(ctx, n.Plan.Node, tell) }
+	err := n.Watch(ctx, id, wait.For{Name: "volumes of " + n.Plan.Node + " detached", Timeout: within, Watches: []wait.Watch{goes}}, func(ctx context.Context) (bool, string, error) {
 		volumes, err := n.Kube.AttachedVolumes(ctx, n.Plan.Node)
 		left := cluster.Where(volumes, func(v cluster.AttachedVolume) bool { return v.User == "" })
 		names := cluster.Each(left, cluster.AttachedVolume.String)

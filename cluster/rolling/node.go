@@ -74,8 +74,7 @@ func (o *outNodes) Has(name string) bool {
 	return out
 }
 
-// Node is one node in a roll: what the plan says about it, and what its record and the journal remember. It caches
-// nothing in memory.
+// Node is one node in a roll: what the plan says about it, and what its record and the journal remember.
 type Node struct {
 	*Roll
 	Plan planning.NodePlan
@@ -222,16 +221,6 @@ func (n *Node) Watch(ctx context.Context, id string, w wait.For, look wait.Look)
 // WatchMachine reports changes of the node's machine; see wait.Watch.
 func (n *Node) WatchMachine(ctx context.Context, tell func(look bool)) error {
 	return n.Talos.WatchMachine(ctx, n.Plan.Addr, tell)
-}
-
-// WatchNode reports changes of the node's Node object; see wait.Watch.
-func (n *Node) WatchNode(ctx context.Context, tell func(look bool)) error {
-	return n.Kube.WatchNode(ctx, n.Plan.Node, tell)
-}
-
-// WatchDetached reports volumes that are detached from the node; see wait.Watch.
-func (n *Node) WatchDetached(ctx context.Context, tell func(look bool)) error {
-	return n.Kube.WatchDetached(ctx, n.Plan.Node, tell)
 }
 
 // Arrived reads a machine that is running and ready. If the machine is not, Arrived reads little, and lacks says how

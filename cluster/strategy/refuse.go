@@ -667,9 +667,7 @@ func extensionData(m cluster.Machine) (data []cluster.LocalData) {
 }
 
 // BringsConfig lists what in a build's image would configure a blank machine, and what to do about it.
-func BringsConfig(b cluster.Build) []string {
-	return cluster.Each(b.OwnConfig(), bringsConfig)
-}
+func BringsConfig(b cluster.Build) []string { return cluster.Each(b.OwnConfig(), bringsConfig) }
 
 func bringsConfig(what string) string {
 	if what == cluster.EmbeddedConfig {

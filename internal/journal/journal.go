@@ -661,11 +661,8 @@ func fill(parent *os.Root, dir string, info []byte) error {
 
 // Remove deletes a finished run and its directory. If the run is open for writing, Remove
 // does nothing and the error is of kind fault.Claimed.
-func Remove(dir, run string) error {
-	return fault.Prefix(fmt.Sprintf("remove run %q", run), remove(dir, run))
-}
-
-func remove(dir, run string) error {
+func Remove(dir, run string) (err error) {
+	defer func() { err = fault.Prefix(fmt.Sprintf("remove run %q", run), err) }()
 	if err := checkRun(run); err != nil {
 		return err
 	}
@@ -773,11 +770,8 @@ func shown(name string, keep func(key string) bool, others []string) bool {
 
 // Place makes a run from files that Files has read, and replaces a run that is there. It refuses files that Files
 // would not have read, and files without the run's beginning.
-func Place(dir, run string, files map[string][]byte, keep func(key string) bool, others ...string) error {
-	return fault.Prefix(fmt.Sprintf("journal of run %q", run), place(dir, run, files, keep, others))
-}
-
-func place(dir, run string, files map[string][]byte, keep func(key string) bool, others []string) error {
+func Place(dir, run string, files map[string][]byte, keep func(key string) bool, others ...string) (err error) {
+	defer func() { err = fault.Prefix(fmt.Sprintf("journal of run %q", run), err) }()
 	if err := errors.Join(checkRun(run), os.MkdirAll(dir, 0o700)); err != nil {
 		return err
 	}

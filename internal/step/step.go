@@ -256,9 +256,7 @@ type scope struct {
 	once   sync.Once
 }
 
-func newScope(parent *scope) *scope {
-	return &scope{parent: parent, halted: make(chan struct{})}
-}
+func newScope(parent *scope) *scope { return &scope{parent: parent, halted: make(chan struct{})} }
 
 func (s *scope) halt() { s.once.Do(func() { close(s.halted) }) }
 
@@ -353,9 +351,7 @@ func (r *Runner) Stop() {
 }
 
 // Note emits a progress note for the step that runs at path.
-func (r *Runner) Note(path, text string) {
-	r.Tell(Event{Path: path, Status: Note, Text: text})
-}
+func (r *Runner) Note(path, text string) { r.Tell(Event{Path: path, Status: Note, Text: text}) }
 
 // Tell emits an event: to Emit, then to every listener.
 func (r *Runner) Tell(e Event) {
