@@ -68,7 +68,6 @@ func (c *Claim) say(format string, args ...any) {
 	}
 }
 
-// waiting says what it waits for, and in which steps.
 func (c *Claim) waiting(what string, atMost time.Duration) wait.For {
 	return wait.For{
 		Name: what + " of cluster " + c.Cluster, Every: c.heartbeat() / 3, Timeout: atMost,
@@ -117,7 +116,6 @@ func (c *Claim) Acquire(ctx context.Context) (*Held, error) {
 	}
 }
 
-// acquisition is one attempt to take a claim, or to remove an orphaned one.
 type acquisition struct {
 	*Claim
 	place    place
@@ -329,7 +327,6 @@ func deletion(vm cluster.VM) string {
 	return fmt.Sprintf("delete that VM, on %s: qm set %[2]d --protection 0 && qm destroy %[2]d. It has no disk: nothing is lost with it", vm.Host, vm.ID)
 }
 
-// unreadable refuses a claim that can't be read; remove is how to delete it.
 func unreadable(what string, err error, remove string) error {
 	hint := fmt.Sprintf("if a newer recast has worked here, use that one. Else wait %s, within which a run that held it has noticed and stopped; then %s", Watch, remove)
 	if _, newer := errors.AsType[*format.NewerError](err); newer {
@@ -434,12 +431,10 @@ type place interface {
 	remove(ctx context.Context, s State) error
 }
 
-// formingError says that a claim is still being created; nothing more is known about it.
 type formingError struct{ vm cluster.VM }
 
 func (e *formingError) Error() string { return fmt.Sprintf("%s is being created by someone", e.vm) }
 
-// strangeError says what occupies a claim's place without being a claim of this cluster.
 type strangeError struct{ error }
 
 func (e *strangeError) Unwrap() error { return e.error }

@@ -339,7 +339,6 @@ func (r *Replace) ParkNew(ctx context.Context) error {
 	return r.setSpare(ctx)
 }
 
-// setSpare makes sure that the new system disk on the parking VM has its entry and its options.
 func (r *Replace) setSpare(ctx context.Context) error {
 	park, rec, err := r.record().read(ctx)
 	if err != nil {
@@ -521,7 +520,6 @@ func (r *Replace) isComplete(vm cluster.VM, disk cluster.Disk) bool {
 	return err == nil && vm.BootsFirst(disk.Key) && cluster.SameOptions(disk.Options, r.preparedOptions(old))
 }
 
-// givePrepared hands the prepared disk over to the VM, which is off, and puts it first in the boot order.
 func (r *Replace) givePrepared(ctx context.Context) error {
 	_, rec, err := r.record().read(ctx)
 	if err != nil {

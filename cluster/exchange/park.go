@@ -343,7 +343,6 @@ func (m mover) do(ctx context.Context, in parking.Intent, seen *pair) error {
 	return err
 }
 
-// begun returns the last hand-over that was begun; nil if there was none.
 func (m mover) begun(a, b cluster.VM) (*parking.Intent, error) {
 	rec, _, err := parking.ReadRecord(m.parkingOf(a, b))
 	return rec.Intent, err
@@ -362,7 +361,6 @@ func (m mover) read(ctx context.Context, in parking.Intent) (p pair, err error) 
 	return p, err
 }
 
-// both reads the two VMs, unless they were just read, and refuses if one of them is on another host.
 func (m mover) both(ctx context.Context, in parking.Intent, seen *pair) (from, to cluster.VM, err error) {
 	if seen == nil {
 		p, err := m.read(ctx, in)
@@ -374,7 +372,6 @@ func (m mover) both(ctx context.Context, in parking.Intent, seen *pair) (from, t
 	return seen.from, seen.to, errors.Join(requireHost(seen.from, m.host), requireHost(seen.to, m.host))
 }
 
-// pair is the two VMs of a hand-over, as they were read just now.
 type pair struct{ from, to cluster.VM }
 
 // dropDangling removes a reference to a volume that no longer exists: first the drive's key, which leaves an unusedN,

@@ -67,7 +67,6 @@ func (r openRecord) await(ctx context.Context, say func(string), which ...string
 	return r.awaitUnless(ctx, say, func(context.Context) (bool, error) { return false, nil }, which...)
 }
 
-// awaitUnless is await that also ends once so returns true.
 func (r openRecord) awaitUnless(
 	ctx context.Context, say func(string), so func(context.Context) (bool, error), which ...string,
 ) error {
@@ -158,7 +157,6 @@ func (r *Replace) CloseRecord(ctx context.Context) error {
 	return r.closed(r.record().update(ctx, (*parking.Record).Close))
 }
 
-// closed calls Forget after a change that has closed the record; err is the result of that change.
 func (r *Replace) closed(err error) error {
 	if err != nil || r.Forget == nil {
 		return err
@@ -210,7 +208,6 @@ func (l *Late) Await(ctx context.Context, parkings []parking.Parking, which []st
 	return l.awaitUnless(ctx, parkings, which, say, func(context.Context) (bool, error) { return false, nil })
 }
 
-// awaitUnless is Await that also ends once so returns true.
 func (l *Late) awaitUnless(ctx context.Context, parkings []parking.Parking, which []string, say func(string), so func(context.Context) (bool, error)) error {
 	w := wait.For{Name: "late requests", Every: time.Second, Seen: say}
 	return wait.Until(ctx, w, func(ctx context.Context) (bool, string, error) {

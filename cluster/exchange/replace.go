@@ -117,7 +117,6 @@ func (r *Replace) nowBoth(ctx context.Context) (vm cluster.VM, found bool, park 
 	return vm, found, park, err
 }
 
-// configOf is the key of a VM's configuration for step.Once.
 type configOf cluster.VMID
 
 // ConfigOf reads a VM's configuration. Goals that follow each other directly read it once.
@@ -159,7 +158,6 @@ func (r *Replace) isReplaced(vm cluster.VM, found bool) (string, error) {
 	return "", nil
 }
 
-// uuidMismatch is the error of a VM that has our VMID but another UUID.
 func (r *Replace) uuidMismatch(vm cluster.VM) error {
 	if cluster.Forming(vm) {
 		return cluster.HalfMade(vm)
@@ -390,7 +388,6 @@ func (r *Replace) changedSince(vm cluster.VM) []string {
 	return changed
 }
 
-// deleteSame deletes the VM if it is still the planned one, stopped and empty.
 func (r *Replace) deleteSame(ctx context.Context) error {
 	var vm, park cluster.VM
 	var found bool
@@ -512,7 +509,6 @@ func ownedDisks(vm cluster.VM) ([]cluster.Disk, error) {
 // sameSetting compares two values of a setting; Proxmox ends a description with a line break.
 func sameSetting(a, b string) bool { return strings.TrimRight(a, "\n") == strings.TrimRight(b, "\n") }
 
-// stillThere adds to err, for each drive that prevents the VM's deletion, where the drive can go.
 func stillThere(vm cluster.VM, drives []cluster.Disk, err error) error {
 	for _, d := range drives {
 		err = fault.WithHint(err, "%s", takeOut(vm, d))
@@ -534,7 +530,6 @@ func (r *Replace) awaitDelete(ctx context.Context) error {
 	}, SentDelete)
 }
 
-// putBackSteps return every disk, including the old system disk, to a VM that is off.
 func (r *Replace) putBackSteps() []step.Step {
 	attach := r.firewallSteps()
 	for _, d := range r.Disks {
@@ -779,7 +774,6 @@ func (k KeptRef) look(ctx context.Context, px cluster.Proxmox) (p parking.Parkin
 	return p, disk, true, err
 }
 
-// forget removes the entry from the record and protects the parking VM again.
 func (k KeptRef) forget(ctx context.Context, px cluster.Proxmox) error {
 	p, _, found, err := k.Find(ctx, px)
 	if err != nil || !found {
@@ -792,7 +786,6 @@ func (k KeptRef) forget(ctx context.Context, px cluster.Proxmox) error {
 	return WriteRecord(ctx, px, p.VM, p.Record)
 }
 
-// protect restores the protection that was lifted, if the disk is not freed.
 func (k KeptRef) protect(ctx context.Context, px cluster.Proxmox) error {
 	vm, err := px.VM(ctx, k.Parking)
 	if err != nil || vm.Config["protection"] == "1" {

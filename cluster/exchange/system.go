@@ -59,7 +59,6 @@ func (r *Replace) createVM(ctx context.Context) error {
 	return r.create(ctx, config)
 }
 
-// bootISO returns the volid of the boot ISO; "" if the system disk is prepared.
 func (r *Replace) bootISO(ctx context.Context) (string, error) {
 	if r.Prepared != "" {
 		return "", nil
@@ -67,7 +66,6 @@ func (r *Replace) bootISO(ctx context.Context) (string, error) {
 	return r.ISO(ctx)
 }
 
-// requireMakeable refuses an exchange that would leave nothing to boot, or whose new VM could not be described.
 func (r *Replace) requireMakeable(ctx context.Context) error {
 	if r.Prepared != "" {
 		if _, err := r.Image(ctx); err != nil {
@@ -525,7 +523,6 @@ func (r *Replace) ejectMedia(set map[string]string) {
 // So recast learns what Proxmox would reject before it touches the node, and a person who undoes
 // the exchange by hand has a file to copy.
 
-// rememberStep is the ID of the step that copies the firewall to the parking VM.
 const rememberStep = "remember"
 
 // rememberFirewall returns the sum of the firewall of a VM that is to be deleted; see
@@ -585,7 +582,6 @@ func (r *Replace) copyFirewall(ctx context.Context, id string, from cluster.VM, 
 	return r.Sending(ctx, cluster.SentFirewall, LateQueue, func(ctx context.Context) error { return r.Proxmox.SetFirewall(ctx, vm, f) })
 }
 
-// requireFirewallKept refuses to delete a VM whose firewall has changed or is not on the parking VM.
 func (r *Replace) requireFirewallKept(ctx context.Context, vm cluster.VM) error {
 	now, err := r.Proxmox.Firewall(ctx, vm)
 	switch {
@@ -606,7 +602,6 @@ func (r *Replace) otherFirewall(vm cluster.VM) error {
 		"set it back (Firewall in Proxmox' interface, or /etc/pve/firewall/%d.fw), then run the same command again", vm.ID)
 }
 
-// firewallSteps copy the firewall to the new VM before it is started, if the old VM had one.
 func (r *Replace) firewallSteps() []step.Step {
 	if r.Firewall == "" {
 		return nil
@@ -757,7 +752,6 @@ func (r *Replace) migrateBack() step.Step {
 	}
 }
 
-// migrated says why the VM is not migrated, or need not be.
 func (r *Replace) migrated(ctx context.Context, to string, planned bool) (string, error) {
 	vm, found, err := r.Powered(ctx)
 	switch {

@@ -498,7 +498,6 @@ func (r Record) Locate(d ParkedDisk, vm, park cluster.VM, dangling bool) DiskNow
 	return DiskNow{Place: Lost, Volid: d.Volid, Where: fmt.Sprintf("neither on VM %d nor on parking VM %d: someone moved it", r.VMID, park.ID)}
 }
 
-// locateHeld finds a holder's disk, whose volume keeps its name.
 func (r Record) locateHeld(d ParkedDisk, vm cluster.VM) DiskNow {
 	if now, ok := drive(vm, d.Key); ok && now.Volid == d.Volid {
 		return DiskNow{OnVM, now.Volid, now.Option("size"), fmt.Sprintf("%s of VM %d, owned by VM %d", d.Key, vm.ID, d.Holder)}

@@ -646,7 +646,6 @@ func (u *undo) line(parts ...string) {
 	u.out = append(u.out, strings.Join(parts, " && "))
 }
 
-// use notes that a line calls a function, and which functions that calls.
 func (u *undo) use(name string) {
 	u.used[name] = true
 	switch name {

@@ -113,7 +113,6 @@ func (n *node) awaitRenewed(ctx context.Context, mem parking.Memory, silent erro
 	return n.awaitBlank(ctx)
 }
 
-// checkBlank compares the machine in maintenance mode with the memory, the record and the wanted build.
 func (n *node) checkBlank(m cluster.Machine, mem parking.Memory, rec parking.Record) error {
 	if m.UUID != n.Plan.UUID { // another machine: the rest does not matter
 		return n.otherMachine(m.UUID)

@@ -28,30 +28,14 @@ func newApplyConfig(n *node) *applyConfig {
 	return &applyConfig{node: n, reboots: n.Plan.ConfigFile != nil && len(n.Plan.ConfigFile.Reboot) > 0}
 }
 
-// given is the goal of all steps.
 func (n *applyConfig) given(ctx context.Context) (string, error) {
-	ended := n.Out.Has(n.Plan.Node) // false before its steps
-	reason, err := "it serves", error(nil)
-	if !n.Plan.Resume {
-		reason, err = n.runs(ctx)
+	if n.Plan.Resume {
+		return n.backIn(ctx, "it serves", nil)
 	}
-	if err == nil && reason != "" {
-		var uncordoned string
-		if uncordoned, err = n.uncordoned(ctx); uncordoned == "" {
-			reason = ""
-		}
-	}
-	switch {
-	case err != nil && !ended:
-		return "", nil //nolint:nilerr // its steps say what is wrong
-	case err != nil || reason == "":
-		return "", err
-	}
-	n.Out.Remove(n.Plan.Node)
-	return reason, nil
+	reason, err := n.runs(ctx)
+	return n.backIn(ctx, reason, err)
 }
 
-// compare compares the file with what the node keeps for its next boot, and what it runs.
 func (n *applyConfig) compare(ctx context.Context) (keeps, runs cluster.FoundFile, err error) {
 	text, _, err := n.config.file(ctx)
 	if err != nil {
@@ -66,7 +50,6 @@ func (n *applyConfig) compare(ctx context.Context) (keeps, runs cluster.FoundFil
 	return keeps, runs, errors.Join(errKeeps, errRuns)
 }
 
-// runs is the goal of apply: the node runs what its file says, and keeps it.
 func (n *applyConfig) runs(ctx context.Context) (string, error) {
 	keeps, runs, err := n.compare(ctx)
 	if err != nil || keeps.Differs() || runs.Differs() {
@@ -157,7 +140,6 @@ func (n *applyConfig) drainMarked(ctx context.Context) error {
 	return n.evict(ctx, "drain", why, nil, func() error { return n.takesPods(ctx) })
 }
 
-// check asks the node, by a dry run, whether it accepts the configuration, and whether it would reboot.
 func (n *applyConfig) check(ctx context.Context, text cluster.Secret) error {
 	reboots, err := n.Talos.CheckConfig(ctx, n.Plan.Addr, n.Plan.UUID, text)
 	switch {
@@ -288,9 +270,9 @@ func (n *node) requireServer(ctx context.Context) error {
 }
 
 func (n *applyConfig) stageStep() step.Step {
-	title := "have " + n.Plan.Node + " keep the configuration for its next boot"
 	return step.Step{
-		ID: "stage", Code: fault.MachineConfig, Title: title, Risk: step.Disruptive, Skip: n.staged, Do: n.stage,
+		ID: "stage", Code: fault.MachineConfig, Title: "have " + n.Plan.Node + " keep the configuration for its next boot",
+		Risk: step.Disruptive, Skip: n.staged, Do: n.stage,
 	}
 }
 
@@ -405,7 +387,6 @@ func (n savedConfig) userConfig(ctx context.Context) (text cluster.Secret, found
 	return text, true, nil
 }
 
-// file reads the node's file, which must be as the plan showed it.
 func (n savedConfig) file(ctx context.Context) (text cluster.Secret, found bool, err error) {
 	if n.files != nil {
 		if text, found, err = n.files(ctx, n.Plan.Node); err != nil {

@@ -86,7 +86,6 @@ func (n *etcdMember) rejoined(ctx context.Context) (bool, error) {
 // leaves says whether the node loses its etcd data, and so its vote, with its system disk.
 func (n *etcdMember) leaves() bool { return n.Plan.Role == cluster.ControlPlane && !n.Plan.EtcdKept }
 
-// leaveAgain makes a node leave etcd again if it was reset while it shut down and has rejoined.
 func (n *etcdMember) leaveAgain(ctx context.Context) error {
 	if !n.leaves() {
 		return nil
@@ -215,10 +214,8 @@ func (n *etcdMember) emptied(ctx context.Context, atWork bool) (bool, error) {
 	return err == nil, err
 }
 
-// learnerStill is what lacks returns for a member that does not vote yet.
 const learnerStill = "its etcd member is a learner still"
 
-// lacks names what the node's own member still lacks after the roll.
 func (n *etcdMember) lacks(ctx context.Context, mem parking.Memory) (string, error) {
 	if !mem.ControlPlane {
 		return "", nil
@@ -277,7 +274,6 @@ func (n *etcdMember) blame(ctx context.Context, waited error) error {
 	return waited
 }
 
-// remember notes which member the node is, to recognize it later.
 func (n *etcdMember) remember(ctx context.Context, mem *parking.Memory) error {
 	if !mem.ControlPlane {
 		return nil
@@ -410,7 +406,6 @@ func discoveryOff(ctx context.Context, n *rolling.Node) (bool, error) {
 	return err == nil && !docs.Discovers(), err
 }
 
-// requireSilent refuses if a machine that discovery lists, but that should be gone, answers.
 func requireSilent(ctx context.Context, n *rolling.Node, m cluster.Member) error {
 	for _, addr := range m.Addresses {
 		who, err := answers(ctx, n, addr)
@@ -467,7 +462,6 @@ func forgetGone(n *rolling.Node) step.Step {
 		func(k cluster.KubeNode) bool { return n.Plan.UUID != "" && k.UUID == n.Plan.UUID })
 }
 
-// requireGone refuses if a VM has the UUID of a Node, or its machine answers.
 func requireGone(ctx context.Context, n *rolling.Node, k cluster.KubeNode) error {
 	vms, err := n.Proxmox.VMs(ctx)
 	if err != nil {

@@ -33,7 +33,6 @@ func (n *node) healthy(ctx context.Context) (string, error) {
 	return n.settled(ctx, func(ctx context.Context) (string, error) { return n.lacksAfterExchange(ctx, mem) })
 }
 
-// inVain adds a hint to the error of a wait that timed out.
 func (n *node) inVain(ctx context.Context, err error) error {
 	if !errors.Is(err, context.DeadlineExceeded) || ctx.Err() != nil || !n.Plan.Strategy.Installs() {
 		return n.withUndoHint(err)
@@ -49,7 +48,6 @@ func (n *node) inVain(ctx context.Context, err error) error {
 		n.Plan.VMID, n.Plan.Addr, again, n.wayBack())
 }
 
-// wayBack says how to cancel the replacement, or the creation, of a node on which Talos is installed.
 func (n *node) wayBack() string {
 	if n.Plan.Strategy.From() == cluster.Nowhere {
 		return "recast undo " + n.Plan.Node + " says how to give it up"
@@ -105,7 +103,6 @@ func (n *node) lacksSystem(m cluster.Machine, mem parking.Memory) string {
 	return n.runsFrom(m, mem, "the new system disk")
 }
 
-// runsFrom says whether the machine does not run from the system disk that it should have.
 func (n *node) runsFrom(m cluster.Machine, mem parking.Memory, its string) string {
 	vm := n.vmToBe(mem)
 	if drives, err := vm.Bootable(); err == nil {
@@ -221,7 +218,6 @@ func (n *node) waitStep(code fault.Code, healthy goal, wait func(context.Context
 	return step.Step{ID: "wait-healthy", Code: code, Title: title, Skip: healthy, Do: wait}
 }
 
-// withUndoHint adds recast undo as a hint to the error of a node that does not come up with its new shape.
 func (n *node) withUndoHint(err error) error {
 	if !n.Plan.Strategy.Reshapes() {
 		return err
@@ -708,7 +704,6 @@ func (n serving) migrate(to string) step.Step {
 	}
 }
 
-// moveTo migrates the VM, and waits until the same boot of the same machine serves from there.
 func (n serving) moveTo(ctx context.Context, to string) error {
 	m, err := cluster.ReadBooted(ctx, n.Talos, n.Plan.Addr)
 	if err != nil {
@@ -735,7 +730,6 @@ func (n serving) moveTo(ctx context.Context, to string) error {
 	})
 }
 
-// migratable asks again, right before the migration, whether it is possible.
 func (n serving) migratable(ctx context.Context, to string) (cluster.VM, error) {
 	if err := n.RequireUnchanged(ctx); err != nil {
 		return cluster.VM{}, err

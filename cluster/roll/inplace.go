@@ -451,7 +451,6 @@ func (n *inPlace) cameBack(context.Context) (string, error) {
 	return "", nil
 }
 
-// openRemembered opens the record of a reimage from what was remembered before the upgrade.
 func (n *node) openRemembered(ctx context.Context) error {
 	mem, err := n.Memory(ctx)
 	if err != nil {
@@ -460,7 +459,6 @@ func (n *node) openRemembered(ctx context.Context) error {
 	return n.record.open(ctx, mem)
 }
 
-// report fails a node that was reimaged.
 func (n *inPlace) report(ctx context.Context) error {
 	if err := n.Kube.SetFailedBuild(ctx, n.Plan.Node, n.Want.Build.ID); err != nil {
 		return fmt.Errorf("mark node %s: %w", n.Plan.Node, err)

@@ -95,7 +95,6 @@ func (r *Rehearser) Steps(p planning.Plan) []step.Step {
 	return append(steps, all)
 }
 
-// clear deletes the scratch VMs of killed runs, unless they were changed.
 func (r *Rehearser) clear(left []planning.LeftScratch) step.Step {
 	pruner := r.pruner()
 	for _, l := range left {
@@ -224,7 +223,6 @@ func (t *trial) requireScratchRoom(ctx context.Context) error {
 	return nil
 }
 
-// takes is how many bytes the scratch VM takes on each storage that gets volumes of it.
 func (t *trial) takes() map[string]int64 {
 	bytes := map[string]int64{}
 	if d, err := cluster.ParseDisk("efidisk0", t.Model.Found.VM.Config["efidisk0"]); err == nil {

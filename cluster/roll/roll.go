@@ -313,7 +313,6 @@ func (n *applyConfig) afterUpgrade() step.Step {
 	}
 }
 
-// gateStep is the last check whether the node may be taken out.
 func (n *node) gateStep() step.Step {
 	title := "check that it is safe to take " + n.Plan.Node + " out"
 	if n.Plan.Strategy.From() == cluster.Nowhere {
@@ -406,7 +405,6 @@ func (n *node) branch() step.Step {
 	return s
 }
 
-// explained returns s with failures that say where the node's disks are.
 func (n *node) explained(s step.Step) step.Step {
 	return exchange.Explained(s, func(ctx context.Context, err error) error {
 		mem, errMemory := n.Memory(ctx)
@@ -526,7 +524,6 @@ func (n *node) drift(ctx context.Context, park parking.Parking, ended bool) (d o
 	return observe.Diff(n.Want, f, n.roller.History), true, nil
 }
 
-// rolledBackTo is the goal of a rollback: the kept disk is no longer parked.
 func (n *node) rolledBackTo(rec parking.Record) string {
 	parked := slices.ContainsFunc(rec.Kept, func(k parking.KeptDisk) bool { return k.Key == n.Plan.Restore.Key && k.Run == n.Plan.Restore.Run })
 	if parked {
@@ -539,20 +536,27 @@ func (n *node) rolledBackTo(rec parking.Record) string {
 // reshaped is the goal of a node that only gets another VM. What a newer recast.yaml wants of a resumed node is
 // planned again afterwards.
 func (n *node) reshaped(ctx context.Context) (string, error) {
-	ended := n.Out.Has(n.Plan.Node) // false before its steps
 	done, err := n.serving.Finished(ctx)
-	reason := ""
-	if err == nil && (n.Plan.Resume || done) {
-		reason, err = n.uncordoned(ctx)
+	if !done && !n.Plan.Resume {
+		return n.backIn(ctx, "", err)
+	}
+	return n.backIn(ctx, "its VM is as wanted", err)
+}
+
+// backIn is the end of a goal: for that reason the node is as wanted, if it takes pods again.
+func (n *node) backIn(ctx context.Context, reason string, err error) (string, error) {
+	pods := ""
+	if err == nil && reason != "" {
+		pods, err = n.uncordoned(ctx)
 	}
 	switch {
-	case err != nil && !ended:
-		return "", nil //nolint:nilerr // its steps say what is wrong
-	case err != nil || reason == "":
+	case err != nil && !n.Out.Has(n.Plan.Node): // before its steps
+		return "", nil //nolint:nilerr // they say what is wrong
+	case pods == "":
 		return "", err
 	}
 	n.Out.Remove(n.Plan.Node)
-	return "its VM is as wanted", nil
+	return reason, nil
 }
 
 // record is the record on the parking VM, and the exchange that it describes. Where each disk goes
@@ -567,7 +571,6 @@ type record struct {
 	opened *exchange.Replace // the exchange as last read from the record; nil: not yet
 }
 
-// known returns the exchange as last read, or reads it.
 func (n *record) known(ctx context.Context) (*exchange.Replace, error) {
 	if n.opened == nil {
 		return n.read(ctx)
@@ -606,7 +609,6 @@ func (n *record) open(ctx context.Context, mem parking.Memory) error {
 	return err
 }
 
-// opening returns the record of this node's replacement with what is known before it begins.
 func (n *record) opening() parking.Record {
 	return parking.Record{
 		Cluster: n.Cluster, Node: n.Plan.Node, Run: n.Run, VMIDs: n.roller.VMIDs.String(), Build: n.Plan.Build(), Strategy: n.Plan.Strategy,
@@ -614,7 +616,6 @@ func (n *record) opening() parking.Record {
 	}
 }
 
-// read builds the exchange of this node's VM from the memory and the record.
 func (n *record) read(ctx context.Context) (*exchange.Replace, error) {
 	if n.drawn != nil {
 		return new(*n.drawn), nil
@@ -630,7 +631,6 @@ func (n *record) source() exchange.Source {
 	return exchange.Source{Node: n.Plan.Node, Strategy: n.Plan.Strategy, Prepared: n.Plan.Prepared != "", Read: n.read, Known: n.known}
 }
 
-// with is read for a parking VM that was already read.
 func (n *record) with(ctx context.Context, park parking.Parking) (*exchange.Replace, error) {
 	mem, err := n.Memory(ctx)
 	if err != nil {

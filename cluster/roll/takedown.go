@@ -398,7 +398,6 @@ func (n *node) drainStep(drain func(context.Context) error) step.Step {
 	return step.Step{ID: "drain", Code: fault.DrainBlocked, Title: title, Risk: step.Disruptive, Do: drain}
 }
 
-// isOff says whether the VM is off, or deleted, and Proxmox HA does not start it again.
 func isOff(ctx context.Context, n *rolling.Node) (bool, error) {
 	vm, err := n.Proxmox.VMState(ctx, n.Plan.VMID)
 	if errors.Is(err, cluster.ErrNotFound) {
@@ -429,7 +428,6 @@ func (n *node) keepServing(ctx context.Context, r *exchange.Replace, cause error
 	return errors.Join(cause, n.backOut(ctx))
 }
 
-// switchOff shuts the VM down. If the guest does not shut down, switchOff calls beforePull and stops the VM.
 func (n *node) switchOff(ctx context.Context, r *exchange.Replace, id string, vm cluster.VM, beforePull func(context.Context) error) error {
 	var refused error // by the guest; an error about the record is no reason to pull the plug
 	err := r.Sending(ctx, cluster.SentShutdown, n.Timing.Stop+exchange.LateQueue, func(ctx context.Context) error {

@@ -205,7 +205,6 @@ func (n *Node) requireReplaceable(ctx context.Context) error {
 		n.Plan.Strategy, n.Plan.Node, strings.Join(against, "; ")), "run recast plan and look again")
 }
 
-// requireSoleOwner refuses if another tool would undo what the roll does.
 func (n *Node) requireSoleOwner(ctx context.Context) error {
 	owners, err := n.Kube.OtherOwners(ctx)
 	if err != nil {
@@ -337,7 +336,6 @@ func (n *Node) requireOwn(ctx context.Context, k cluster.KubeNode) error {
 	return n.otherMachine(ctx, k.UUID, fault.UUIDMismatch.Refusedf("Kubernetes has UUID %s for node %s, whose VM %d has %s: two machines have its name", k.UUID, n.Plan.Node, n.Plan.VMID, n.Plan.UUID))
 }
 
-// otherMachine adds to err which VM's machine has that UUID and also uses the node's name.
 func (n *Node) otherMachine(ctx context.Context, uuid string, err error) error {
 	vms, errVMs := n.Proxmox.VMs(ctx)
 	for _, vm := range vms {
@@ -408,7 +406,6 @@ func (n *Node) requireNew(ctx context.Context) error {
 	return errors.Join(problems...)
 }
 
-// requireNoCluster refuses to begin a cluster whose Kubernetes API answers.
 func (n *Node) requireNoCluster(ctx context.Context) error {
 	asking, cancel := context.WithTimeout(ctx, exchange.LookAround)
 	defer cancel()
@@ -651,7 +648,6 @@ func (n *Node) RequireNoLossOff(ctx context.Context) error {
 	})
 }
 
-// leavingNow is strategy.Leaving on a new observation of the node.
 func (n *Node) leavingNow(ctx context.Context) (c strategy.Candidate, leaves bool, err error) {
 	f := observe.Found{Name: n.Plan.Node}
 	var park parking.Parking

@@ -558,7 +558,6 @@ func (n *Node) RemovedFreed(ctx context.Context) (string, error) {
 	return "its system disk is freed", nil
 }
 
-// going lists the disks of a removed node that are about to be freed.
 func going(park parking.Parking) []parking.KeptDisk {
 	going := func(k parking.KeptDisk) bool { return k.Removed && k.Going && !park.Record.Open }
 	return cluster.Where(park.Record.Kept, going)

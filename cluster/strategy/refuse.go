@@ -44,7 +44,6 @@ func (c Candidate) Against() (all map[cluster.Strategy][]string, recreate []clus
 	}, recreate
 }
 
-// always returns reasons that count against every strategy.
 func always(reasons []string) map[cluster.Strategy][]string {
 	out := map[cluster.Strategy][]string{}
 	for _, s := range cluster.Strategies {
@@ -106,7 +105,6 @@ func (c Candidate) withDisks() Candidate {
 	return c
 }
 
-// hinted is an error with what lifts it.
 func hinted(err error) []string {
 	return []string{strings.Join(append([]string{err.Error()}, fault.Hints(err)...), ": ")}
 }
@@ -189,7 +187,6 @@ func (c Candidate) Tied() []cluster.Obstacle {
 	return out
 }
 
-// againstReplacing says why the system disk can't be replaced, whether the VM is recreated or not.
 func (c Candidate) againstReplacing() []cluster.Obstacle {
 	out := append(misfit(c), c.unreadable(true)...)
 	if c.SystemErr != nil {
@@ -306,7 +303,6 @@ func (c Candidate) SeenFromProxmox() map[cluster.Strategy][]string {
 	}
 }
 
-// unreachable says why the blank machine would not be reachable at the node's address.
 func (c Candidate) unreachable() []cluster.Obstacle {
 	if len(readdressed(c)) > 0 {
 		return nil // readdressed refuses every strategy in that case
@@ -734,7 +730,6 @@ func (c Candidate) SealedBy(wanted []cluster.Encryption) []string {
 	return slices.DeleteFunc(sealed(after), func(text string) bool { return slices.Contains(has, text) })
 }
 
-// kernelArg is the prefix of a kernel argument's name in acceptLoss.
 const kernelArg = "kernel-arg/"
 
 // AgainstArgs lists kernel arguments that the running kernel has from the machine configuration, and that the next
@@ -765,7 +760,6 @@ func (c Candidate) argsAccepted(s cluster.Strategy) []string {
 	return out
 }
 
-// changes lists what else the image changes, if there is no obstacle.
 func changes(c Candidate) []string {
 	var out []string
 	if replatformed(c) {

@@ -181,7 +181,6 @@ func EtcdOnSystemDisk(m cluster.Machine) (bool, error) {
 	}
 }
 
-// obstacles collects what prevents a strategy.
 type obstacles []cluster.Obstacle
 
 // add adds an obstacle that the command lifts; "": no single command does.
@@ -189,7 +188,6 @@ func (o *obstacles) add(command, format string, args ...any) {
 	*o = append(*o, cluster.Obstacle{Text: fmt.Sprintf(format, args...), Command: command})
 }
 
-// inWords returns obstacles that no single command lifts.
 func inWords(texts []string) []cluster.Obstacle {
 	return cluster.Each(texts, func(text string) cluster.Obstacle { return cluster.Obstacle{Text: text} })
 }
@@ -277,7 +275,6 @@ type slot struct {
 	boots  bool // the VM boots from it
 }
 
-// in names the slot, for a reader who reads about that VM.
 func (s slot) in(id cluster.VMID) string {
 	if s.vm.ID == id {
 		return s.Key

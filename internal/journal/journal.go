@@ -101,7 +101,6 @@ func open(dir string, o Options) (*Journal, error) {
 	return j, nil
 }
 
-// claim locks the run and creates its directory if it is missing.
 func (j *Journal) claim(dir string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err

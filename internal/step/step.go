@@ -518,7 +518,6 @@ func (t *tree) children(ctx context.Context, s Step, steps []Step, at place) out
 	return merge(outs)
 }
 
-// beside returns how many of the first steps may run at the same time.
 func beside(steps []Step) int {
 	if next := slices.IndexFunc(steps, func(s Step) bool { return s.Alone }); next >= 0 {
 		return max(next, 1)
@@ -526,7 +525,6 @@ func beside(steps []Step) int {
 	return len(steps)
 }
 
-// finish checks whether the goal of a step that reports success is met.
 func (t *tree) finish(ctx context.Context, s Step, at place) outcome {
 	reason, err := ask(ctx, s)
 	switch {
@@ -593,7 +591,6 @@ func (s Step) kind() string {
 	return cmp.Or(s.Kind, s.ID)
 }
 
-// ahead runs the Ahead steps of a step. If they fail, or may no longer start, the step itself is not started.
 func (t *tree) ahead(ctx context.Context, s Step, at place) outcome {
 	if len(s.Ahead) == 0 {
 		return outcome{}
@@ -718,7 +715,6 @@ func Once[T any](ctx context.Context, key any, read func() (T, error)) (T, error
 	return value, err
 }
 
-// forget makes goals read again: a step has done something.
 func (a *answers) forget() {
 	a.mu.Lock()
 	defer a.mu.Unlock()

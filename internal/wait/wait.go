@@ -57,7 +57,6 @@ const (
 	finePart = 128 // right after Expected
 )
 
-// pause returns how long to pause, given the time since the last hint.
 func (w For) pause(since time.Duration, watched bool) time.Duration {
 	if w.Due != nil {
 		if due := w.Due(); due > 0 {

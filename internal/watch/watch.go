@@ -130,7 +130,6 @@ func (w *Watcher) over() error {
 	return err
 }
 
-// gone returns how the last run that was started here ended; "" while a run is active.
 func (w *Watcher) gone() string {
 	if w.here.ID != "" {
 		return ""
@@ -159,7 +158,6 @@ func (w *Watcher) begin(r past.Running) {
 	}
 }
 
-// pulse checks from time to time whether the run that was started here is still alive.
 func (w *Watcher) pulse(ctx context.Context) {
 	if !w.isDue() {
 		return
@@ -186,10 +184,8 @@ func (w *Watcher) heart(now claim.State, found bool, err error) {
 	w.beat, w.found, w.checked = now, found, w.now
 }
 
-// stood returns for how long the claim's counter has not changed.
 func (w *Watcher) stood() time.Duration { return w.checked.Sub(w.beaten).Round(time.Second) }
 
-// silent returns how long ago the run that was started here wrote to its log.
 func (w *Watcher) silent() time.Duration {
 	written := w.here.Started
 	if w.follow.Written.After(written) {
@@ -240,7 +236,6 @@ func (w *Watcher) Leaving() string {
 	return "run " + run + ": " + w.heartbeat()
 }
 
-// elsewhere draws what Proxmox knows about a run that another machine started.
 func (w *Watcher) elsewhere(ctx context.Context) (last string, err error) {
 	if w.isDue() {
 		first := w.asked.IsZero()

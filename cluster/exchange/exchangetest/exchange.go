@@ -29,7 +29,6 @@ type Exchange struct {
 	late exchange.Late
 }
 
-// systemKey is the key of every system disk.
 const systemKey = "scsi0"
 
 // Begin begins the exchange of the VM, which is off, or resumes the one that is open, from Proxmox alone. It returns
@@ -104,7 +103,6 @@ func (x *Exchange) open(ctx context.Context, earlier *parking.Parking) error {
 	return err
 }
 
-// steps exchange the system of the VM.
 func (x *Exchange) steps() step.Step {
 	source := x.source()
 	remember := step.Step{ID: "remember", Title: "keep its firewall on the parking VM", Do: x.do(func(ctx context.Context, r *exchange.Replace) error { return r.KeepFirewall(ctx) })}
@@ -120,7 +118,6 @@ func (x *Exchange) steps() step.Step {
 	return x.whole(step.Step{ID: "replace", Title: "replace " + x.last.VM.String(), Steps: step.List(down, up)})
 }
 
-// putBack cancels the exchange.
 func (x *Exchange) putBack() step.Step {
 	stop := func(r *exchange.Replace) []step.Step {
 		return []step.Step{{ID: "stop", Title: "see that it is off", Skip: r.StandsStill, Do: func(ctx context.Context) error { return staysOff(ctx, r) }}}
@@ -182,7 +179,6 @@ func (x *Exchange) do(f func(context.Context, *exchange.Replace) error) func(con
 	}
 }
 
-// read reads the record again, which must still be ours.
 func (x *Exchange) read(ctx context.Context) (*exchange.Replace, error) {
 	park, err := x.parking(ctx)
 	if err == nil && (!park.Record.Open || park.Record.Run != x.Record.Run) {
@@ -206,7 +202,6 @@ func (x *Exchange) parking(ctx context.Context) (parking.Parking, error) {
 	return parking.Parking{VM: vm, Record: rec}, err
 }
 
-// remembered takes the exchange from an open record.
 func (x *Exchange) remembered(park parking.Parking) error {
 	mem, err := park.Record.ReadMemory(park.VM)
 	if err == nil {
