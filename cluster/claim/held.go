@@ -162,7 +162,6 @@ func (h *Held) afterSilence(ctx context.Context) error {
 	return nil
 }
 
-// silence returns an error if no heartbeat has arrived for more than half of Watch.
 func (h *Held) silence() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -568,7 +567,6 @@ func (h *Held) Write(ctx context.Context, send func(context.Context) error) erro
 	return send(ctx)
 }
 
-// written is Write for a change that has a result.
 func written[T any](ctx context.Context, h *Held, send func(context.Context) (T, error)) (result T, err error) {
 	err = h.Write(ctx, func(ctx context.Context) error {
 		result, err = send(ctx)

@@ -139,7 +139,6 @@ func newVMTitle(s cluster.Strategy, prepared bool) string {
 	return "create the VM again with a blank system disk"
 }
 
-// step returns s with a goal and work of the exchange.
 func (get Source) step(
 	s step.Step, goal func(*Replace, context.Context) (string, error), do func(*Replace, context.Context) error,
 ) step.Step {
@@ -413,7 +412,6 @@ func (r *Replace) preparedDisk(ctx context.Context) (park cluster.VM, disk clust
 	return park, disk, there, err
 }
 
-// oldSystem returns the old system disk, the model of the new one.
 func (r *Replace) oldSystem() (cluster.Disk, error) {
 	disks, err := r.VM.Disks()
 	if err != nil {

@@ -43,7 +43,6 @@ func (r *Replace) detach(ctx context.Context, d parking.ParkedDisk) error {
 	return fault.Prefix(fmt.Sprintf("detach %s from %s", d.Key, vm), r.Proxmox.SetConfig(ctx, vm, nil, []string{d.Key}))
 }
 
-// onParking reads the drive under its parking key; found is false while the key is free.
 func (r *Replace) onParking(ctx context.Context, d parking.ParkedDisk) (park cluster.VM, disk cluster.Disk, found bool, err error) {
 	park, err = r.record().vm(ctx)
 	if err != nil {
@@ -79,10 +78,9 @@ func (r *Replace) park(ctx context.Context, d parking.ParkedDisk) error {
 		From: r.VM.ID, Key: d.Key, Volid: d.Volid, To: r.Parking, ToKey: d.ParkKey, Options: strings.Join(parking.ParkedOptions(d), ","),
 	}
 	found, seen, err := r.onParkingBoth(ctx, d, in)
-	if err != nil {
-		return err
-	}
 	switch {
+	case err != nil:
+		return err
 	case found:
 		err = r.onlyOnce(ctx, d)
 	case d.System && r.Asks != nil:
@@ -217,7 +215,6 @@ func parkedDisk(park cluster.VM, d parking.ParkedDisk) (disk cluster.Disk, found
 	return disk, true, err
 }
 
-// settle finishes the last hand-over if it was interrupted.
 func (r *Replace) settle(ctx context.Context) error {
 	vm, found, park, err := r.nowBoth(ctx)
 	if err != nil || !found { // the VM is deleted only after every disk was handed over

@@ -62,7 +62,6 @@ func (r openRecord) mayCome(rec parking.Record, which ...string) bool {
 	return r.late.left(r.id, rec.Sent, which) > 0
 }
 
-// await waits until none of these requests can come any more, and says why it waits.
 func (r openRecord) await(ctx context.Context, say func(string), which ...string) error {
 	return r.awaitUnless(ctx, say, func(context.Context) (bool, error) { return false, nil }, which...)
 }
@@ -189,7 +188,6 @@ type Late struct {
 	looked bool // at every record of the cluster; since has all later requests
 }
 
-// restart notes that a request was just sent, or just failed to get an answer.
 func (l *Late) restart(park cluster.VMID, what string) {
 	l.mu.Lock()
 	delete(l.since, lateKey{park, what})

@@ -247,7 +247,6 @@ func (r *Replace) saying(id string) func(string) {
 	}
 }
 
-// parkStep is the prefix of the ID of a step that parks a disk.
 const parkStep = "park/"
 
 func (r *Replace) attach(ctx context.Context, d parking.ParkedDisk) error {

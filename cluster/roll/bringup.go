@@ -175,7 +175,6 @@ func (n savedConfig) patch(disk cluster.MachineDisk, kubernetes cluster.Kubernet
 	return cluster.ConfigPatch{Installer: n.Want.Build.Installer, Disk: disk, Hostname: n.Plan.Node, Kubernetes: kubernetes, Talos: n.Want.Build.TalosVersion}
 }
 
-// stopMismatch stops the VM of a machine that failed its check. The disks are untouched.
 func (n *node) stopMismatch(ctx context.Context, mismatch error) error {
 	vm, err := n.Proxmox.VM(ctx, n.Plan.VMID)
 	if err == nil {
@@ -366,7 +365,6 @@ func (n *node) lacksToServe(ctx context.Context, before []cluster.VolumeStatus) 
 	return cluster.LacksNode(ctx, n.Kube, n.Plan.Node, m.UUID, m.BootID)
 }
 
-// serves is the goal of steps: this process has seen the machine healthy.
 func (n *node) serves(context.Context) (string, error) {
 	if n.settledAt.IsZero() {
 		return "", nil
@@ -522,11 +520,8 @@ func (n *node) restoreMetadata(ctx context.Context) error {
 		return err
 	}
 	k, err := n.KubeNode(ctx)
-	if err != nil {
+	if err != nil || !mem.LostMetadata(k) {
 		return err
-	}
-	if !mem.LostMetadata(k) {
-		return nil
 	}
 	return fault.Prefix("restore metadata of node "+n.Plan.Node, n.Kube.RestoreMetadata(ctx, n.Plan.Node, mem.Metadata))
 }

@@ -586,8 +586,8 @@ func (n *applyConfig) takenBack(ctx context.Context, before cluster.Configs, cau
 }
 
 func (n *applyConfig) tryStep() step.Step {
-	title := "try the configuration, and keep it if " + n.Plan.Node + " is healthy with it"
 	return step.Step{
-		ID: "try", Code: fault.MachineConfig, Title: title, Risk: step.Disruptive, Skip: n.alreadyRuns, Do: n.try,
+		ID: "try", Title: "try the configuration, and keep it if " + n.Plan.Node + " is healthy with it",
+		Code: fault.MachineConfig, Risk: step.Disruptive, Skip: n.alreadyRuns, Do: n.try,
 	}
 }

@@ -23,8 +23,6 @@ import (
 	"github.com/recast-sh/recast/internal/words"
 )
 
-// healthy is the goal of waitHealthy: the machine runs the wanted build from its own disk with
-// every volume back, and Kubernetes has seen this boot.
 func (n *node) healthy(ctx context.Context) (string, error) {
 	mem, err := n.Memory(ctx)
 	if err != nil {
@@ -59,7 +57,6 @@ func (n *node) isHealthy() string {
 	return fmt.Sprintf("runs %s build %s and is Ready", n.Want.Build.TalosVersion, words.Short(n.Want.Build.ID))
 }
 
-// lacksAfterExchange names the first thing that the node still lacks; "" when it is healthy.
 func (n *node) lacksAfterExchange(ctx context.Context, mem parking.Memory) (string, error) {
 	m, err := cluster.ReadArrivedWhole(ctx, n.Talos, n.Plan.Addr)
 	if err != nil {
@@ -244,7 +241,6 @@ const (
 	ailingKey = "ailing" // key of the volumes that were not whole before the node went
 )
 
-// applies says whether the node leaves with copies of volumes, now or in an earlier run.
 func (n healing) applies() bool {
 	return n.Plan.Strategy.From() == cluster.Serving && len(n.Plan.Stored) > 0 && n.Plan.Rebuild == "" && !n.StaysIn()
 }
@@ -549,7 +545,6 @@ func (n served) await(ctx context.Context, id string, lacks func([]cluster.Serve
 	})
 }
 
-// waits says which pod waits for which volume, and by which name its node asks for it.
 func (n served) waits(ctx context.Context, u cluster.ServedUser) string {
 	text := fmt.Sprintf("pod %s does not run yet, with %s on %s", u.Pod, u.Volume, u.Access)
 	if u.Node == "" {

@@ -216,10 +216,9 @@ func (n *inPlace) runsNow(ctx context.Context) (string, error) {
 	}
 	if len(cluster.DiffImage(n.Want.Build, m.RunningSystem, n.roller.History)) > 0 || m.PendingReboot() {
 		mark, err := n.mark(ctx)
-		if err != nil || mark == nil || !mark.Installed || mark.Build != n.Want.Build.ID {
-			return "", nil //nolint:nilerr // the steps below say what is wrong
-		}
 		switch {
+		case err != nil || mark == nil || !mark.Installed || mark.Build != n.Want.Build.ID:
+			return "", nil //nolint:nilerr // the steps below say what is wrong
 		case mark.BootID != m.BootID:
 			return "it has rebooted", nil // the next step sees into which system
 		case m.Stage == "rebooting":
@@ -285,11 +284,8 @@ func (n *inPlace) waitBootHealthy(ctx context.Context) error {
 func (n *inPlace) awaitVolumes(ctx context.Context) error {
 	var before []cluster.VolumeStatus
 	known, err := n.Journal.Get(n.Key("stuck"), &before)
-	if err != nil {
+	if err != nil || !known { // unknown which of them were stuck before: drift names them
 		return fault.Prefix("journal", err)
-	}
-	if !known {
-		return nil // unknown which of them were stuck before: drift names them
 	}
 	err = n.Watch(ctx, "wait-healthy", n.OfMachine("volumes of "+n.Plan.Node, n.Timing.Join), func(ctx context.Context) (bool, string, error) {
 		m, err := cluster.ReadMachine(ctx, n.Talos, n.Plan.Addr)
@@ -419,7 +415,6 @@ func (n *inPlace) crossCheck(ctx context.Context, m cluster.BootedMachine, k clu
 	return n.Kube.SetBooted(ctx, n.Plan.Node, booted)
 }
 
-// rememberForReimage saves what a reimage would need, while the machine can still be asked.
 func (n *inPlace) rememberForReimage(ctx context.Context) error {
 	kubernetes, err := n.config.runsKubernetes(ctx)
 	if err != nil {
@@ -526,7 +521,6 @@ func (n *node) pullOnce(ctx context.Context) error {
 	return nil
 }
 
-// configForNew returns the node's configuration with the wanted installer, as the wanted Talos can read it.
 func (n *node) configForNew(ctx context.Context) (cluster.Secret, error) {
 	config, err := n.Talos.MachineConfig(ctx, n.Plan.Addr)
 	if err != nil {

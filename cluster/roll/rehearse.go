@@ -157,11 +157,8 @@ func (t *trial) do(ctx context.Context) error {
 func (t *trial) done(context.Context) (string, error) {
 	var was Rehearsed
 	found, err := t.Journal.Get(t.key(), &was)
-	if err != nil {
-		return "", fmt.Errorf("journal: %w", err)
-	}
-	if !found || was.Medium != t.Medium || was.Firmware != t.Firmware {
-		return "", nil
+	if err != nil || !found || was.Medium != t.Medium || was.Firmware != t.Firmware {
+		return "", fault.Prefix("journal", err)
 	}
 	return was.String(), nil
 }

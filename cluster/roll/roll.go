@@ -427,7 +427,6 @@ func (n *node) explained(s step.Step) step.Step {
 	})
 }
 
-// finished is the goal of the whole branch: the node runs what is wanted, and no run has left anything to clean up.
 func (n *node) finished(ctx context.Context) (string, error) {
 	s := n.Plan.Strategy
 	switch {
@@ -811,7 +810,6 @@ func BeforeRunFailed(ctx context.Context, err error) error {
 	return failedBefore(ctx, err, "no node was touched; once the hook ends with 0, run the same command again: the hooks before the run run again")
 }
 
-// failedAfter turns the error of a hook after finished work into a failure, whatever its kind.
 func failedAfter(err error, format string, args ...any) error {
 	if err == nil || fault.KindOf(err) == fault.Interrupted {
 		return err
@@ -819,7 +817,6 @@ func failedAfter(err error, format string, args ...any) error {
 	return fault.WithHint(fault.HookFailed.Of(fault.As(fault.Failed, err)), format, args...)
 }
 
-// failedBefore turns the error of a hook before anything was touched into a refusal.
 func failedBefore(ctx context.Context, err error, format string, args ...any) error {
 	if err == nil || ctx.Err() != nil || fault.KindOf(err) == fault.Config {
 		return err

@@ -281,7 +281,6 @@ func (p ScratchPruner) Steps() []step.Step {
 	return steps
 }
 
-// against says why a scratch VM is not deleted; empty if the VM is as it was created.
 func (p ScratchPruner) against(ctx context.Context, s planning.Scratch) ([]string, error) {
 	against := s.Strange()
 	ties, err := p.Proxmox.Ties(ctx, s.VM)

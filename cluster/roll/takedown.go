@@ -166,7 +166,6 @@ func (n *node) remember(ctx context.Context) error {
 	return n.keepFirewall(ctx)
 }
 
-// opened returns the parking VM; is says whether its record is open, and this run's.
 func (n *node) opened(ctx context.Context) (park parking.Parking, is bool, err error) {
 	park, err = n.Parking(ctx)
 	if errors.Is(err, cluster.ErrNotFound) {
@@ -363,7 +362,6 @@ func (n *node) backOut(ctx context.Context) error {
 	return n.config.forget()
 }
 
-// takesPods removes our cordon. A deleted Node has none.
 func (n *node) takesPods(ctx context.Context) error {
 	err := n.Kube.Uncordon(ctx, n.Plan.Node)
 	if err == nil || errors.Is(err, cluster.ErrNotFound) {
@@ -376,18 +374,14 @@ func (n *node) takesPods(ctx context.Context) error {
 // runs in that VM is not the node.
 func (n *node) systemParked(ctx context.Context) (bool, error) {
 	park, err := n.Parking(ctx)
-	if err != nil {
-		return false, err
-	}
 	d, known := cluster.Find(park.Record.Disks, func(d parking.ParkedDisk) bool { return d.System })
-	if !known {
-		return false, nil
+	if err != nil || !known {
+		return false, err
 	}
 	reason, err := exchange.IsParked(park.VM, d)
 	return reason != "", err
 }
 
-// mark returns the mark on the Node; nil: it has none.
 func (n *node) mark(ctx context.Context) (*cluster.Mark, error) {
 	k, err := n.KubeNode(ctx)
 	return k.Mark, err

@@ -249,7 +249,6 @@ func (n *Node) RequireOurs(ctx context.Context) error {
 	return fault.WithHint(fault.PlanMoved.Refusedf("%s was paused since the plan was made: %s", n.Plan.Node, k.Pause), "recast roll leaves it out from now on; %s", cluster.Unpause(n.Plan.Node))
 }
 
-// requireOthersReady refuses to take a node out while another node is down that this roll did not take out.
 func (n *Node) requireOthersReady(ctx context.Context) error {
 	nodes, err := n.Kube.Nodes(ctx)
 	if err != nil {
@@ -390,7 +389,6 @@ func (n *Node) requireOwnMember(ctx context.Context, m cluster.EtcdMember) error
 	return n.otherMachine(ctx, other.UUID, fault.UUIDMismatch.Refusedf("etcd member %x is named %s, but runs on %s, which has UUID %s: another machine has its name", m.ID, n.Plan.Node, addr, other.UUID))
 }
 
-// requireNew refuses to create a node if a part of it already exists, or if etcd is not healthy enough.
 func (n *Node) requireNew(ctx context.Context) error {
 	if n.Plan.Resume {
 		return n.RequireNameFree(ctx)
@@ -611,11 +609,8 @@ func (n *Node) forgetLate(ctx context.Context, parkings []parking.Parking) error
 // be new data since the plan was made.
 func (n *Node) RequireNoLoss(ctx context.Context) error {
 	c, leaves, err := n.leavingNow(ctx)
-	if err != nil {
-		return fmt.Errorf("look again at what is on the system disk of %s: %w", n.Plan.Node, err)
-	}
-	if !leaves {
-		return nil
+	if err != nil || !leaves {
+		return fault.Prefix("look again at what is on the system disk of "+n.Plan.Node, err)
 	}
 	against := cluster.Texts(c.Irreplaceable())
 	if len(against) == 0 {

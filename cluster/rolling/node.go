@@ -96,10 +96,9 @@ func (n *Node) Parking(ctx context.Context) (parking.Parking, error) {
 		return parking.Parking{}, fmt.Errorf("look up parking VM %d: %w", id, err)
 	}
 	rec, ok, err := parking.ReadRecord(vm)
-	if err != nil {
-		return parking.Parking{}, err
-	}
 	switch {
+	case err != nil:
+		return parking.Parking{}, err
 	case rec.Node == n.Plan.Node && rec.Cluster == n.Cluster:
 		return parking.Parking{VM: vm, Record: rec}, nil
 	case n.Plan.Found.Parking == nil && (!ok && vm.Name != cluster.ParkingName(n.Plan.Node) || ok && rec.Node != n.Plan.Node):
@@ -155,11 +154,8 @@ func (n *Node) KubeNode(ctx context.Context) (cluster.KubeNode, error) {
 func (n *Node) Memory(ctx context.Context) (parking.Memory, error) {
 	var m parking.Memory
 	found, err := n.Journal.Get(n.Key("memory"), &m)
-	if err != nil {
-		return m, fmt.Errorf("journal: %w", err)
-	}
-	if found {
-		return m, nil
+	if err != nil || found {
+		return m, fault.Prefix("journal", err)
 	}
 	park, err := n.Parking(ctx)
 	if err != nil {

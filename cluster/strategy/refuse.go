@@ -820,7 +820,6 @@ func replatformed(c Candidate) bool {
 	return c.Machine.Platform != "" && c.Machine.Platform != c.Build.Platform
 }
 
-// securing says whether the image requires Secure Boot and the machine is not known to have it on.
 func securing(c Candidate) bool { return c.Build.SecureBoot && !c.Machine.Secured() }
 
 // unchangeable lists what an in-place upgrade can't change. Without systemd-boot the installer writes the running
@@ -837,7 +836,6 @@ func unchangeable(c Candidate) []string {
 	return out
 }
 
-// unverifiable says why the firmware would not boot the image, or not with Secure Boot.
 func unverifiable(c Candidate) []string {
 	switch {
 	case c.Machine.Secured() && !c.Build.SecureBoot:

@@ -522,7 +522,6 @@ func (r removal) vms() []cluster.VM {
 	return out
 }
 
-// hosts names the hosts of VMs that are not on the node's host.
 func (r removal) hosts() string {
 	away := cluster.Where(r.vms(), func(vm cluster.VM) bool { return vm.Host != r.node.Host })
 	if len(away) == 0 {

@@ -708,7 +708,6 @@ func Forget(dir string, keys []string, sync func(string) error) error {
 	return errors.Join(errs...)
 }
 
-// keysWithSecret returns those of the keys that have a secret in the run.
 func keysWithSecret(dir, run string, keys []string) (held []string, err error) {
 	for _, key := range keys {
 		name, err := fileName(key, secretSuffix)

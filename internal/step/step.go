@@ -409,7 +409,6 @@ type place struct {
 	answers *answers // shared by steps that run one after the other
 }
 
-// run runs the Ahead steps of a step, then the step.
 func (t *tree) run(ctx context.Context, s Step, at place) outcome {
 	if out := t.ahead(ctx, s, at); !out.isClean() {
 		return out
@@ -774,7 +773,6 @@ func (s *slots) release(names []string) {
 	}
 }
 
-// without returns the slots of uses that are not held, sorted and once each.
 func without(uses, held []string) []string {
 	names := slices.DeleteFunc(slices.Clone(uses), func(name string) bool { return slices.Contains(held, name) })
 	slices.Sort(names)

@@ -273,7 +273,6 @@ func (w *Watcher) elsewhere(ctx context.Context) (last string, err error) {
 	return "", nil
 }
 
-// looked says when recast read Proxmox last, and when it will read Proxmox again.
 func (w *Watcher) looked(now time.Time) string {
 	text := fmt.Sprintf("Proxmox was read %s ago, next in %s (at most one request every %s)",
 		now.Sub(w.asked).Round(time.Second), max(0, w.due.Sub(now)).Round(time.Second), watchPace)

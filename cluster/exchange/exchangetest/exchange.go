@@ -68,7 +68,6 @@ func (x *Exchange) Parking(ctx context.Context) (*parking.Parking, error) {
 	return nil, err
 }
 
-// open writes the open record to the parking VM of an earlier exchange, or to a new one.
 func (x *Exchange) open(ctx context.Context, earlier *parking.Parking) error {
 	vm, err := x.Proxmox.VM(ctx, x.VMID)
 	switch {
@@ -125,7 +124,6 @@ func (x *Exchange) putBack() step.Step {
 	return x.whole(x.source().PutBack(stop, []step.Step{x.start()}, nil))
 }
 
-// whole skips an exchange that has ended, and says where the disks are if it fails.
 func (x *Exchange) whole(s step.Step) step.Step {
 	s.Skip = func(ctx context.Context) (string, error) {
 		park, err := x.parking(ctx)
@@ -152,7 +150,6 @@ func (x *Exchange) start() step.Step {
 	}}
 }
 
-// staysOff makes sure that the VM, if it is there, is off and stays off.
 func staysOff(ctx context.Context, r *exchange.Replace) error {
 	if _, found, err := r.Current(ctx); err != nil || !found {
 		return err
