@@ -872,7 +872,9 @@ func (u *undo) setUp() {
 		maps.Copy(options, ha.Settings)
 		u.line(fmt.Sprintf("ha-manager add vm:%d%s", id, u.flags(options)))
 	}
-	u.out = append(u.out, fmt.Sprintf("# unusedN before: %s", words.OrNone(strings.Join(unusedKeys(u.mem.VM), ", "))))
+	isUnused := func(key string) bool { return cluster.IsDiskKey(key) && strings.HasPrefix(key, "unused") }
+	unused := cluster.Where(slices.SortedFunc(maps.Keys(u.mem.VM.Config), cluster.CompareKeys), isUnused)
+	u.out = append(u.out, "# unusedN before: "+words.OrNone(strings.Join(unused, ", ")))
 }
 
 func (u *undo) setOptions() {
@@ -911,9 +913,4 @@ func (u *undo) setCDs() {
 	if key := cluster.CDKey(u.mem.VM.Config, disks); u.rec.Strategy.System() != cluster.SystemKept && cds[key] == "" {
 		u.line(fmt.Sprintf("has %d %s:", id, key), fmt.Sprintf("qm set %d --delete %s", id, key))
 	}
-}
-
-func unusedKeys(vm cluster.VM) []string {
-	unused := func(key string) bool { return cluster.IsDiskKey(key) && strings.HasPrefix(key, "unused") }
-	return cluster.Where(slices.SortedFunc(maps.Keys(vm.Config), cluster.CompareKeys), unused)
 }

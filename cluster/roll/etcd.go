@@ -294,7 +294,6 @@ func (n *etcdMember) remember(ctx context.Context, mem *parking.Memory) error {
 	return nil
 }
 
-// etcdMemory is what etcdMember.lacks needs to judge a machine that keeps its disks.
 func etcdMemory(n *rolling.Node) parking.Memory {
 	return parking.Memory{ControlPlane: n.Plan.Role == cluster.ControlPlane, EtcdMembers: len(n.Plan.ControlPlanes)}
 }

@@ -245,7 +245,6 @@ func (n healing) applies() bool {
 	return n.Plan.Strategy.From() == cluster.Serving && len(n.Plan.Stored) > 0 && n.Plan.Rebuild == "" && !n.StaysIn()
 }
 
-// Before returns the step before anything is done to the node; none if it is already out.
 func (n healing) Before() []step.Step {
 	if !n.applies() || n.Plan.Resume {
 		return nil
@@ -253,7 +252,6 @@ func (n healing) Before() []step.Step {
 	return []step.Step{{ID: beforeID, Code: fault.GateClosed, Title: "see that no volume depends on " + n.Plan.Node, Yields: true, Do: n.awaitBefore}}
 }
 
-// After returns the step that ends the node's roll. The node itself is done, whatever the volumes do.
 func (n healing) After() []step.Step {
 	if !n.applies() || n.Plan.Strategy.VM() == cluster.VMGone {
 		return nil
@@ -469,7 +467,6 @@ const (
 	servedJournal  = "unscheduled" // key of the pods that no node had before the node went
 )
 
-// Before returns the step before anything is done to the node: on no node does a pod wait for such a volume.
 func (n served) Before() []step.Step {
 	if len(n.Plan.Initiators) == 0 || n.Plan.Resume {
 		return nil
@@ -478,7 +475,6 @@ func (n served) Before() []step.Step {
 	return []step.Step{{ID: servedBeforeID, Code: fault.GateClosed, Title: title, Yields: true, Do: n.awaitBefore}}
 }
 
-// After returns the step that ends the node's roll: pods have such volumes with its new names.
 func (n served) After() []step.Step {
 	if len(n.Plan.Initiators) == 0 {
 		return nil
@@ -620,7 +616,6 @@ type serving struct {
 	*rolling.Node
 }
 
-// Steps change what is planned of it, before anything else is done to the node.
 func (n serving) Steps() []step.Step {
 	var steps []step.Step
 	changes := len(n.Plan.VM.At(shape.Live))
@@ -633,7 +628,6 @@ func (n serving) Steps() []step.Step {
 	return steps
 }
 
-// Reshape puts right what differs of a VM that runs.
 func (n serving) Reshape() step.Step {
 	const id = "reshape-live"
 	return step.Step{
@@ -657,7 +651,6 @@ func (n serving) Reshape() step.Step {
 	}
 }
 
-// Running is what reads and changes it.
 func (n serving) Running() shape.Running {
 	return shape.Running{
 		Proxmox: n.Proxmox, VMID: n.Plan.VMID, Shape: n.Want.Shape,

@@ -630,7 +630,6 @@ func namesOf(nodes []planning.NodePlan) string {
 	return strings.Join(names, ", ")
 }
 
-// proved asks the journal: the scratch VMs are deleted, so the world can't tell.
 func (r *Rehearser) proved(key string) (string, error) {
 	var was any
 	found, err := r.Journal.Get(key, &was)

@@ -449,7 +449,12 @@ func (n *node) finished(ctx context.Context) (string, error) {
 		n.Out.Remove(n.Plan.Node)
 		return "its old system disk is back", nil
 	case s.System() == cluster.SystemKept:
-		return n.rolledBackTo(park.Record), nil
+		back := n.Plan.Restore
+		if slices.ContainsFunc(park.Record.Kept, func(k parking.KeptDisk) bool { return k.Key == back.Key && k.Run == back.Run }) {
+			return "", nil
+		}
+		n.Out.Remove(n.Plan.Node)
+		return "it runs its earlier system again", nil
 	}
 	ended := n.Out.Has(n.Plan.Node) // false before its steps: it is not out yet
 	if s.From() == cluster.Nowhere && !ended {
@@ -521,15 +526,6 @@ func (n *node) drift(ctx context.Context, park parking.Parking, ended bool) (d o
 		f.Node = &k
 	}
 	return observe.Diff(n.Want, f, n.roller.History), true, nil
-}
-
-func (n *node) rolledBackTo(rec parking.Record) string {
-	parked := slices.ContainsFunc(rec.Kept, func(k parking.KeptDisk) bool { return k.Key == n.Plan.Restore.Key && k.Run == n.Plan.Restore.Run })
-	if parked {
-		return ""
-	}
-	n.Out.Remove(n.Plan.Node)
-	return "it runs its earlier system again"
 }
 
 // reshaped is the goal of a node that only gets another VM. What a newer recast.yaml wants of a resumed node is

@@ -293,20 +293,17 @@ func (p ScratchPruner) against(ctx context.Context, s planning.Scratch) ([]strin
 	return against, nil
 }
 
-func (p ScratchPruner) awaitOff(ctx context.Context, id cluster.VMID) error {
-	return wait.Until(ctx, wait.For{Name: fmt.Sprintf("VM %d stopped", id), Every: p.Timing.Poll, Timeout: p.Timing.Stop}, func(ctx context.Context) (bool, string, error) {
-		vm, err := p.Proxmox.VM(ctx, id)
-		return errors.Is(err, cluster.ErrNotFound) || err == nil && !vm.Running, "still running", err
-	})
-}
-
 // delete deletes a scratch VM and what was created with it: its EFI variables and its cloud-init
 // drive. If another VM has that VMID, it does nothing.
 func (p ScratchPruner) delete(ctx context.Context, id cluster.VMID, uuid string) error {
 	s, err := p.read(ctx, id, uuid)
 	if err == nil && s.VM.ID != 0 && s.VM.Running {
 		if err = p.Proxmox.Stop(ctx, s.VM); err == nil {
-			err = p.awaitOff(ctx, id)
+			off := wait.For{Name: fmt.Sprintf("VM %d stopped", id), Every: p.Timing.Poll, Timeout: p.Timing.Stop}
+			err = wait.Until(ctx, off, func(ctx context.Context) (bool, string, error) {
+				vm, err := p.Proxmox.VM(ctx, id)
+				return errors.Is(err, cluster.ErrNotFound) || err == nil && !vm.Running, "still running", err
+			})
 		}
 	}
 	if err == nil && s.VM.ID != 0 {

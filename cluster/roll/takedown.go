@@ -197,7 +197,6 @@ func (n *node) remembered(ctx context.Context) (string, error) {
 	return fmt.Sprintf("remembered by %s", park.VM), nil
 }
 
-// takenDown is the goal of take-down. It does not hold until this run's record is open.
 func (n *node) takenDown(ctx context.Context) (string, error) {
 	park, is, err := n.opened(ctx)
 	if err != nil || !is {

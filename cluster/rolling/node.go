@@ -62,13 +62,10 @@ type Roll struct {
 
 type outNodes struct{ names sync.Map }
 
-// Add marks a node as taken out.
 func (o *outNodes) Add(name string) { o.names.Store(name, true) }
 
-// Remove marks a node as back.
 func (o *outNodes) Remove(name string) { o.names.Delete(name) }
 
-// Has says whether this roll has the node out.
 func (o *outNodes) Has(name string) bool {
 	_, out := o.names.Load(name)
 	return out

@@ -268,7 +268,6 @@ func (s *scope) fail() {
 	}
 }
 
-// errYielded is the cause with which a step that yields is cancelled.
 var errYielded = errors.New("stopped")
 
 // do runs the step's Do. If the step yields, it cancels Do when the whole tree is halted.

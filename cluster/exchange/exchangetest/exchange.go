@@ -135,7 +135,6 @@ func (x *Exchange) whole(s step.Step) step.Step {
 	return exchange.Explained(s, func(ctx context.Context, err error) error { return x.last.Located(ctx, err) })
 }
 
-// start is all of the start of the VM that needs no guest.
 func (x *Exchange) start() step.Step {
 	return step.Step{ID: "start", Title: "see that no other VM has its disks", Do: func(ctx context.Context) error {
 		vm, err := x.Proxmox.VM(ctx, x.VMID)

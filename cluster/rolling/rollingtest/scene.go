@@ -171,19 +171,19 @@ func (k sceneKube) PendingCertificates(context.Context, string) ([]string, error
 	return nil, k.s.PX.Call("PendingCertificates")
 }
 
-func (k sceneKube) do(name string) error {
-	err := k.s.PX.Call(name)
+func (s *Scene) do(name string) error {
+	err := s.PX.Call(name)
 	if err == nil {
-		k.s.PX.Done = append(k.s.PX.Done, name)
+		s.PX.Done = append(s.PX.Done, name)
 	}
 	return err
 }
 
-func (k sceneKube) Cordon(context.Context, string, cluster.Mark) error { return k.do("cordon") }
-func (k sceneKube) DeleteNode(context.Context, string, string) error   { return k.do("delete node") }
-func (k sceneKube) Uncordon(context.Context, string) error             { return k.do("uncordon") }
+func (k sceneKube) Cordon(context.Context, string, cluster.Mark) error { return k.s.do("cordon") }
+func (k sceneKube) DeleteNode(context.Context, string, string) error   { return k.s.do("delete node") }
+func (k sceneKube) Uncordon(context.Context, string) error             { return k.s.do("uncordon") }
 func (k sceneKube) Drain(context.Context, string, cluster.DrainOptions, func(string)) error {
-	return k.do("drain")
+	return k.s.do("drain")
 }
 
 type sceneTalos struct {
@@ -223,16 +223,10 @@ func (k sceneTalos) EtcdStatus(_ context.Context, at netip.Addr) (cluster.EtcdSt
 	return status, err
 }
 
-func (k sceneTalos) EtcdForfeit(context.Context, netip.Addr, string) error {
-	return sceneKube{s: k.s}.do("forfeit")
-}
-
-func (k sceneTalos) EtcdLeave(context.Context, netip.Addr, string) error {
-	return sceneKube{s: k.s}.do("leave")
-}
-
+func (k sceneTalos) EtcdForfeit(context.Context, netip.Addr, string) error { return k.s.do("forfeit") }
+func (k sceneTalos) EtcdLeave(context.Context, netip.Addr, string) error   { return k.s.do("leave") }
 func (k sceneTalos) Rollback(context.Context, netip.Addr, string) error {
-	return errors.Join(sceneKube{s: k.s}.do("roll back"), errors.New("it has no previous system"))
+	return errors.Join(k.s.do("roll back"), errors.New("it has no previous system"))
 }
 
 func (k sceneTalos) Kubernetes(context.Context, netip.Addr) (cluster.MachineKubernetes, error) {
@@ -249,7 +243,7 @@ func (k sceneTalos) MachineConfigs(context.Context, netip.Addr) (cluster.Configs
 }
 
 func (k sceneTalos) StageConfig(context.Context, netip.Addr, string, cluster.Secret) error {
-	return sceneKube{s: k.s}.do("stage")
+	return k.s.do("stage")
 }
 
 func (k sceneTalos) MachineConfig(context.Context, netip.Addr) (cluster.Secret, error) {
@@ -279,7 +273,7 @@ func (k sceneMaintenance) PatchConfig(config cluster.Secret, _ cluster.ConfigPat
 
 func (k sceneMaintenance) ApplyConfig(context.Context, netip.Addr, string, cluster.Secret) error {
 	k.s.UUIDs[k.s.Plan.Addr] = k.s.Applied
-	return sceneKube{s: k.s}.do("apply")
+	return k.s.do("apply")
 }
 
 type sceneJournal struct{ s *Scene }
