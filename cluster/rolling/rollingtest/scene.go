@@ -224,7 +224,9 @@ func (k sceneTalos) EtcdStatus(_ context.Context, at netip.Addr) (cluster.EtcdSt
 }
 
 func (k sceneTalos) EtcdForfeit(context.Context, netip.Addr, string) error { return k.s.do("forfeit") }
-func (k sceneTalos) EtcdLeave(context.Context, netip.Addr, string) error   { return k.s.do("leave") }
+
+func (k sceneTalos) EtcdLeave(context.Context, netip.Addr, string) error { return k.s.do("leave") }
+
 func (k sceneTalos) Rollback(context.Context, netip.Addr, string) error {
 	return errors.Join(k.s.do("roll back"), errors.New("it has no previous system"))
 }
