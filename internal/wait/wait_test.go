@@ -243,5 +243,9 @@ func TestAll(t *testing.T) {
 		took := time.Since(began)
 		must.Not(t, took != 3*time.Second || err == nil || err.Error() != "first\nlast", "%v after %s", err, took)
 		must.Do(t, errors.Join(wait.All(asks(0, nil), asks(0, nil)), wait.Stop(nil)))
+		var answer int
+		var later error
+		must.Do(t, wait.All(wait.Aside(&later, wait.Into(&answer, func() (int, error) { return 7, errors.New("later") }))))
+		must.Not(t, answer != 7 || later == nil, "%d, %v", answer, later)
 	})
 }
