@@ -416,6 +416,14 @@ const (
 	nodeUnknown  = "Kubernetes does not know it yet"
 )
 
+// Awaited waits for the effect of a change whose answer may be lost. Any other error of the change ends that.
+func Awaited(changed error, await func() error) error {
+	if changed != nil && !errors.Is(changed, ErrLostAnswer) {
+		return changed
+	}
+	return Unanswered(changed, await())
+}
+
 // Unanswered adds to the error of a failed wait the change that got no answer: the change may never have happened.
 func Unanswered(lost, waited error) error {
 	if lost == nil || waited == nil {

@@ -1,10 +1,15 @@
 package parking
 
 import (
+	"bytes"
+	"cmp"
+	"compress/gzip"
+	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
@@ -303,10 +308,8 @@ func (in Intent) Same(as Intent) bool {
 // drives are needed to put them back.
 func (r Record) Remembered() (cluster.VM, error) {
 	m, err := UnpackMemory(r.Memory)
-	if err != nil {
-		return cluster.VM{}, fmt.Errorf("record of node %s: what it remembers of VM %d can't be read: %w", r.Node, r.VMID, err)
-	}
-	return m.VM, nil
+	what := fmt.Sprintf("record of node %s: what it remembers of VM %d can't be read", r.Node, r.VMID)
+	return m.VM, fault.Prefix(what, err)
 }
 
 // CheckConfig compares a machine configuration from the journal with the sum in the record. A node without a new
@@ -316,4 +319,598 @@ func (r Record) CheckConfig(config []byte) error {
 		return nil
 	}
 	return fmt.Errorf("%w: its SHA-256 is %s, and the record of run %s says %s", cluster.ErrConfigDamaged, words.Short(cluster.ConfigSum(config)), r.Run, words.OrNone(words.Short(r.Config)))
+}
+
+// Memory is what can no longer be read once the VM is deleted. It is in the journal before anything
+// is taken down and, without Metadata, in the record.
+type Memory struct {
+	VM         cluster.VM // as it was; its Config is what a new VM gets
+	SystemKey  string
+	BootID     string                   // of the boot before the exchange
+	Volumes    []cluster.Volume         // partitions and filesystems on persistent disks
+	Persistent []PersistentDisk         `json:",omitempty"` // the drives of those disks
+	Pools      []cluster.PoolMember     `json:",omitzero"`  // of LVM and ZFS; on the system disk if on no other
+	Extensions []cluster.ExtensionEntry `json:",omitempty"` // of the system before
+	Stuck      []cluster.VolumeStatus   `json:",omitempty"` // volumes of its configuration that Talos could not use
+	DiskSerial string                   // of the new system disk to come
+	HA         *cluster.HAResource      // nil: not managed
+	Firewall   string                   `json:",omitempty"` // see Replace.Firewall
+
+	// Metadata of the Kubernetes Node, in case someone deletes the Node meanwhile. It is too large for the record:
+	// without the journal, recast reads the Node itself.
+	Metadata cluster.NodeMetadata
+	NodeUID  string // of that Node
+
+	ControlPlane bool
+	EtcdKept     bool   // its data is on a persistent disk: the member must not leave
+	EtcdID       uint64 // of the member; 0 if there was none
+	EtcdMembers  int    // including this one
+	Bootstraps   bool   `json:",omitempty"` // etcd begins on this node
+
+	// Kubernetes is what the node ran. The restored node runs the same, whatever a configuration from a file names:
+	// a roll never changes it.
+	Kubernetes cluster.KubernetesImages `json:",omitzero"`
+
+	Old KeptDisk // entry of the old system disk, without its place
+
+	// Blank is the setting of the VM that differs until the node is healthy, so that its blank
+	// machine has the node's address; nil: none.
+	Blank *cluster.BlankSetting `json:",omitempty"`
+
+	HostArch string `json:",omitempty"` // see Ties.HostArch
+
+	ConfigSum string `json:",omitempty"` // see Record.Config
+}
+
+// ChangedSettings lists the settings of a VM, as it was, that have other values until the end of its exchange.
+// Finish, put-back and the lines for a person's hand restore them.
+func ChangedSettings(vm cluster.VM, blank *cluster.BlankSetting) []string {
+	keys := []string{"onboot", "protection"}
+	if blank != nil {
+		keys = append(keys, blank.Key)
+	}
+	if vm.Config["tags"] != "" {
+		keys = append(keys, "tags") // a run sets the tags of a VM that it created only once its node serves
+	}
+	return keys
+}
+
+// Pack makes a memory small enough for a VM's description.
+func (m Memory) Pack() (string, error) {
+	m.Metadata, m.ConfigSum = cluster.NodeMetadata{}, "" // the sum is beside it in the record
+	b, err := json.Marshal(m)
+	if err != nil {
+		return "", fmt.Errorf("pack what is remembered of %s: %w", m.VM, err)
+	}
+	var packed bytes.Buffer
+	w, err := gzip.NewWriterLevel(&packed, gzip.BestCompression)
+	if err != nil {
+		return "", err
+	}
+	_, err = w.Write(b)
+	if err := errors.Join(err, w.Close()); err != nil {
+		return "", err
+	}
+	return base64.RawURLEncoding.EncodeToString(packed.Bytes()), nil
+}
+
+func UnpackMemory(packed string) (m Memory, err error) {
+	b, err := base64.RawURLEncoding.DecodeString(packed)
+	if err != nil {
+		return m, err
+	}
+	r, err := gzip.NewReader(bytes.NewReader(b))
+	if err != nil {
+		return m, err
+	}
+	if b, err = io.ReadAll(io.LimitReader(r, 1<<20)); err != nil { // anyone may have edited the description
+		return m, err
+	}
+	return m, format.Decode(b, &m)
+}
+
+func (r Record) ReadMemory(park cluster.VM) (Memory, error) {
+	m, err := UnpackMemory(r.Memory)
+	if err != nil {
+		return m, fault.WithHint(fault.ParkedHalf.Refusedf("node %s: what %s remembers of VM %d can't be read: %w", r.Node, park, r.VMID, err),
+			"its description was edited; recast can continue where the journal of run %s is", r.Run)
+	}
+	return m, nil
+}
+
+// Disks returns the VM's drives as remembered, without CD and cloud-init drives.
+func (m Memory) Disks() ([]cluster.Disk, error) {
+	all, err := m.VM.Disks()
+	return slices.DeleteFunc(all, func(d cluster.Disk) bool { return d.CDROM }), err
+}
+
+// VMWith returns the VM with those options for its system disk.
+func (m Memory) VMWith(options []string) cluster.VM {
+	vm := m.VM
+	vm.Config = maps.Clone(vm.Config)
+	d, err := cluster.ParseDisk(m.SystemKey, vm.Config[m.SystemKey])
+	if err == nil {
+		d.Options = options
+		vm.Config[m.SystemKey] = d.Value()
+	}
+	return vm
+}
+
+// BlankVM returns the VM with the new system disk, identified only by its names and address.
+func (m Memory) BlankVM() cluster.VM {
+	return m.VMWith(cluster.Disk{Key: m.SystemKey}.Named(m.DiskSerial))
+}
+
+// LostMetadata reports whether a Node is not the remembered one.
+func (m Memory) LostMetadata(now cluster.KubeNode) bool { return m.NodeUID != now.UID }
+
+// BlankDisks returns the machine's disks that match the new system disk: normally one.
+func (mem Memory) BlankDisks(m cluster.Machine) []cluster.MachineDisk {
+	vm := mem.BlankVM()
+	drives, err := vm.Bootable()
+	if err != nil {
+		return nil
+	}
+	return m.MachineDisks(vm, drives, mem.SystemKey)
+}
+
+// WrongBlank says which of a machine's disks are not as they must be before its configuration is applied: one disk
+// is the new system disk, and every persistent volume is in its place. configured says that the machine may already
+// have received a configuration; prepared, that the disk was made from a disk image, and is not blank.
+func (mem Memory) WrongBlank(m cluster.Machine, configured, prepared bool) []error {
+	var problems []error
+	refuse := func(format string, args ...any) { problems = append(problems, fault.Refusedf(format, args...)) }
+	switch ours := mem.BlankDisks(m); {
+	case len(ours) != 1:
+		refuse("%d disks of the machine are the %s system disk %s with serial %s, expected one", len(ours), map[bool]string{true: "prepared", false: "blank"}[prepared], mem.SystemKey, mem.DiskSerial)
+	case prepared:
+		if strange := strangeOn(m, ours[0].Device, configured); strange != "" {
+			refuse("the new system disk %s %s", ours[0].Device, strange)
+		}
+	case !ours[0].Blank:
+		refuse("the new system disk %s is not blank", ours[0].Device)
+	}
+	for _, want := range mem.Volumes {
+		if _, there := m.Find(want); !there && m.Shows(want.Format) {
+			refuse("the persistent volume %s is missing", want)
+		}
+	}
+	problems = append(problems, mem.Displaced(m, configured)...)
+	seen := map[string]string{}
+	for _, v := range m.Volumes {
+		if !slices.Contains(cluster.TalosLabels, v.Label) {
+			continue
+		}
+		if other, twice := seen[v.Label]; twice {
+			refuse("the label %s is on %s and on %s", v.Label, other, v.Device)
+		}
+		seen[v.Label] = v.Device
+	}
+	return problems
+}
+
+// strangeOn says how a prepared system disk differs from the disk image; "": it does not. The machine has to run
+// from the disk, and a disk with META and without STATE was never used.
+func strangeOn(m cluster.Machine, device string, configured bool) string {
+	if m.FromISO || m.SystemDisk != device {
+		return fmt.Sprintf("is not the one that the machine booted, which is %s", words.OrNone(m.SystemDisk))
+	}
+	allowed := []string{"EFI", "BIOS", "BOOT", "META"} // of the disk image
+	if configured {
+		allowed = append(allowed, "STATE", "EPHEMERAL") // its first boot with a configuration adds these
+	}
+	has := map[string]bool{}
+	for _, v := range m.Volumes {
+		switch {
+		case v.Disk != device:
+		case !slices.Contains(allowed, v.Label):
+			return fmt.Sprintf("has %s, which is not of the disk image: it was used before", v)
+		default:
+			has[v.Label] = true
+		}
+	}
+	if !has["EFI"] || !has["META"] {
+		return "lacks partitions of the disk image: it was not imported whole"
+	}
+	return ""
+}
+
+// LacksVolume names the first persistent volume that a machine lacks; "" if it has all of them. A volume that
+// acceptLoss names may be no volume of Talos any more.
+func (mem Memory) LacksVolume(m cluster.Machine, acceptLoss []string) string {
+	for _, want := range mem.Volumes {
+		have, there := m.Find(want)
+		switch {
+		case !there && !m.Shows(want.Format):
+		case !there:
+			return fmt.Sprintf("persistent volume %s (partition UUID %s) is missing", words.OrNone(want.Label), want.PartitionUUID)
+		case want.Phase != "ready" || have.Phase == "" && slices.ContainsFunc(want.LossNames(), func(name string) bool { return slices.Contains(acceptLoss, name) }):
+		case have.Phase != "ready":
+			return fmt.Sprintf("persistent volume %s is %s", want.LossNames()[0], words.OrNone(have.Phase))
+		case want.ID != "" && have.ID != want.ID:
+			return fmt.Sprintf("persistent volume %s is %s now", want.ID, words.OrNone(have.ID))
+		}
+	}
+	return ""
+}
+
+// LacksPlace says which persistent volume is on another disk than before. It skips a disk that can't be identified
+// because pods have disks of the same size: checkBlank has already found a moved disk in its place, and a disk that
+// was not moved is still in its place.
+func (mem Memory) LacksPlace(m cluster.Machine, vm cluster.VM) string {
+	drives, err := vm.Bootable()
+	if err != nil {
+		return err.Error()
+	}
+	for _, was := range mem.Persistent {
+		if on := m.MachineDisks(vm, drives, was.Key); len(on) == 1 {
+			if elsewhere := mem.Elsewhere(m, was, on[0]); elsewhere != "" {
+				return elsewhere
+			}
+		}
+	}
+	return ""
+}
+
+// undo renders the commands that restore a node's VM without recast, for a root shell on the host of the VM and its
+// parking VM. Each line checks with qm config whether there is anything to do, so all lines can be run from every
+// state in which an exchange may be interrupted, and run again. recast itself never reads the lines.
+// docs/notes/proxmox.md explains them.
+type undo struct {
+	rec Record
+	mem Memory
+	undoForm
+	out  []string
+	used map[string]bool // the functions that the lines call
+	read []string        // the settings that new reads
+}
+
+// undoForm is how much the lines spell out. They read the rest from the packed memory, which has everything.
+type undoForm struct {
+	long   int  // longer values are read from the memory
+	tight  bool // so are the options of drives; repeated commands become functions
+	leaves bool // the new system disk stays with the VM, as an unusedN
+}
+
+var undoForms = []undoForm{{long: cluster.MaxDescription}, {long: 60}, {long: 16, tight: true}, {long: 16, tight: true, leaves: true}}
+
+// shellFunctions are the functions that the lines call, in the order of their definition. lost lists the volumes of
+// one storage that no configuration names, without writing anything (qm.pm, rescan); its last argument lists, one
+// per line, the volumes that already had no name. old unpacks the record. The functions need bash or dash and what
+// every Proxmox host has.
+var shellFunctions = []struct{ name, body string }{
+	{"has", `has() { qm config $1 2>/dev/null | grep -q "^$2"; }`},
+	{"lacks", `lacks() { ! has "$@"; }`},
+	{"vol", `vol() { qm config $1 | sed -n "s/^$2: \([^,]*\).*/\1/p"; }`},
+	{"lost", `lost() { qm disk rescan --vmid $1 --dryrun 1 | sed -n "s/.*add unref[^']*'\($2:[^']*\).*/\1/p" | grep -vxF "$3"; }`},
+	{"gone", `gone() { pvesm list ${1%%:*} | awk '$1==v{f=1}END{exit f||!NR}' v="$1"; }`},
+	{"key", `key() { qm config $1 | sed -n "s|^\(unused[0-9]*\): $2\$|\1|p"; }`},
+	{"ha", `ha() { ha-manager config | grep -qx "vm:$1"; }`},
+	{"old", `old() { qm config PARKING | perl -MJSON -MMIME::Base64=decode_base64url -MCompress::Zlib=memGunzip -ne 'BEGIN{$k=pop}/^desc/||next;s/%(..)/chr hex $1/ge;/.*"memory":"([^"]+)/s;$_=decode_json(memGunzip decode_base64url $1)->{VM}{Config}{$k};utf8::encode $_;print' $1; }`},
+	{"new", `new() { for k in SETTINGS; do set -- "$@" --$k "$(old $k)"; done; qm create VMID "$@"; }`},
+	{"back", `back() { lacks PARKING $1: || qm disk move PARKING $1 --target-vmid VMID --target-disk ${2-$1}; }`},
+	{"same", `same() { for k; do set -- "$@" --$k "$(vol VMID $k),$(old $k | cut -d, -f2-)"; shift; done; qm set VMID "$@"; }`},
+}
+
+// wayBack returns the commands in an open record's description with which an administrator undoes it; "" if there
+// are none. It returns at most room bytes.
+func (r Record) wayBack(room int) string {
+	if !r.Open || r.Parking == 0 || r.Memory == "" || r.Strategy.ParksNothing() {
+		return ""
+	}
+	mem, err := UnpackMemory(r.Memory)
+	if err != nil {
+		return "" // someone edited the memory; the code that needs it says so
+	}
+	for _, form := range undoForms {
+		u := undo{rec: r, mem: mem, undoForm: form, used: map[string]bool{}}
+		if text := u.text(); len(text) <= room {
+			return text
+		}
+	}
+	if len(noRoom) > room {
+		return ""
+	}
+	return noRoom
+}
+
+const noRoom = "The lines that undo this without recast have no room here: see docs/notes/proxmox.md, Undo by hand.\n\n"
+
+func (u *undo) text() string {
+	u.switchOff()
+	u.make()
+	u.moveBack()
+	u.restoreSystem()
+	u.setUp()
+	var b strings.Builder
+	fmt.Fprintf(&b, "Without recast, as root on the host of both VMs (see docs/notes/proxmox.md, Undo by hand), these lines, in this order, give VM %d its old self back:\n\n```sh\n", u.vm())
+	ids := strings.NewReplacer("PARKING", fmt.Sprint(u.rec.Parking), "VMID", fmt.Sprint(u.vm()), "SETTINGS", strings.Join(u.read, " "))
+	for _, f := range shellFunctions {
+		if u.used[f.name] {
+			b.WriteString(ids.Replace(f.body) + "\n")
+		}
+	}
+	b.WriteString(strings.Join(u.out, "\n") + "\n```\n\n")
+	return b.String()
+}
+
+func (u *undo) vm() cluster.VMID { return u.mem.VM.ID }
+
+// line adds a command after conditions such as "has 9011 scsi1:". The caller quotes what is in
+// conditions and arguments.
+func (u *undo) line(parts ...string) {
+	for _, p := range parts {
+		name, _, _ := strings.Cut(p, " ")
+		u.use(name)
+	}
+	u.out = append(u.out, strings.Join(parts, " && "))
+}
+
+func (u *undo) use(name string) {
+	u.used[name] = true
+	switch name {
+	case "lacks":
+		u.use("has")
+	case "back":
+		u.use("lacks")
+	case "new":
+		u.use("old")
+	case "same":
+		u.use("vol")
+		u.use("old")
+	}
+}
+
+// flags renders options as flags of qm or ha-manager, in order. A setting of the remembered VM may be read from there.
+func (u *undo) flags(settings map[string]string) string {
+	var b strings.Builder
+	for _, key := range slices.SortedFunc(maps.Keys(settings), cluster.CompareKeys) {
+		value := words.Quote(settings[key])
+		if _, remembered := u.mem.VM.Config[key]; remembered && !cluster.IsDiskKey(key) {
+			value = u.value(key)
+		}
+		b.WriteString(" --" + key + " " + value)
+	}
+	return b.String()
+}
+
+// value renders a setting of the remembered VM: literally or, if that is too long, as a command that reads the
+// setting from the record.
+func (u *undo) value(key string) string {
+	quoted := words.Quote(strings.TrimRight(u.mem.VM.Config[key], "\n"))
+	if len(quoted) <= u.long {
+		return quoted
+	}
+	u.use("old")
+	return `"$(old ` + key + `)"`
+}
+
+// switchOff makes sure that nothing starts the VM. It removes a VM whose creation was interrupted: such a VM is
+// locked and names no volume yet. A command that must not fail comes last in its line: sh -e continues after a
+// failure of any other.
+func (u *undo) switchOff() {
+	id := u.vm()
+	if !u.rec.Strategy.SwapsInVM() {
+		u.line(fmt.Sprintf("has %d 'lock: create'", id), fmt.Sprintf("lacks %d '.*vm-'", id), fmt.Sprintf("qm unlock %d", id), fmt.Sprintf("qm destroy %d", id))
+	}
+	if uuid := (cluster.Disk{Options: strings.Split(u.mem.VM.Config["smbios1"], ",")}).Option("uuid"); uuid != "" { // another VM may have taken the VMID
+		u.line(fmt.Sprintf("has %d", id), fmt.Sprintf("lacks %d %s", id, words.Quote("smbios1:.*"+uuid)), "exit 1")
+	}
+	if u.mem.HA != nil { // the HA manager would start the VM again until its next round
+		u.line(fmt.Sprintf("ha %d", id), fmt.Sprintf("ha-manager remove vm:%d --purge 0", id))
+		u.line("sleep 30")
+	}
+	u.line(fmt.Sprintf("has %d", id), fmt.Sprintf("qm shutdown %d --timeout 120 --forceStop 1", id))
+	u.line(fmt.Sprintf("has %d", id), fmt.Sprintf("qm set %d --onboot 0 --protection 0", id))
+}
+
+// make creates the VM if it no longer exists, on the host of the parking VM. A VM that a run created again already
+// has all of this.
+func (u *undo) make() {
+	if u.rec.Strategy.SwapsInVM() {
+		return
+	}
+	config := cluster.OldSettings(u.mem.VM)
+	for _, key := range []string{"boot", "description", "onboot", "protection", "tags", "sshkeys", "cipassword"} {
+		delete(config, key) // set afterwards, or unknown
+	}
+	id := u.vm()
+	create := fmt.Sprintf("qm create %d", id)
+	if u.tight {
+		create = "new"
+		for _, key := range slices.SortedFunc(maps.Keys(config), cluster.CompareKeys) {
+			if _, remembered := u.mem.VM.Config[key]; remembered && !cluster.IsDiskKey(key) {
+				u.read = append(u.read, key)
+				delete(config, key)
+			}
+		}
+	}
+	u.line(fmt.Sprintf("has %d", u.rec.Parking), fmt.Sprintf("lacks %d", id), create+u.flags(config))
+	if u.mem.Firewall != "" {
+		give := fmt.Sprintf("cp /etc/pve/firewall/%d.fw /etc/pve/firewall/%d.fw", u.rec.Parking, id)
+		u.line(fmt.Sprintf("test ! -e /etc/pve/firewall/%d.fw", id), give)
+		u.line(fmt.Sprintf("has %d description:.*%s", id, u.rec.Run), give) // an interrupted run may have copied only a part
+	}
+	if _, ok := u.mem.VM.Config["sshkeys"]; ok {
+		// qm takes a file name for these keys and encodes the file's content (qm.pm, param_mapping).
+		u.line(fmt.Sprintf("lacks %d sshkeys:", id), fmt.Sprintf("pvesh set /nodes/localhost/qemu/%d/config --sshkeys %s", id, u.value("sshkeys")))
+	}
+}
+
+// moveBack returns every disk but the system disk. Detached volumes go first: removing a drive from
+// the VM makes an unusedN of it.
+func (u *undo) moveBack() {
+	in := u.rec.Intent
+	detached := in != nil && strings.HasPrefix(in.Key, "unused")
+	if detached {
+		u.finishMove(*in)
+	}
+	for _, d := range u.rec.Disks {
+		if strings.HasPrefix(d.Key, "unused") {
+			u.move(d)
+		}
+	}
+	if in != nil && !detached {
+		u.finishMove(*in)
+	}
+	for _, d := range u.rec.Disks {
+		switch {
+		case d.System, strings.HasPrefix(d.Key, "unused"):
+		case d.Holder != 0:
+			u.line(fmt.Sprintf("lacks %d %s:", u.vm(), d.Key), fmt.Sprintf("qm set %d --%s %s", u.vm(), d.Key, words.Quote(cluster.JoinOptions(d.Volid, d.Options))))
+		default:
+			u.move(d)
+		}
+	}
+}
+
+func (u *undo) move(d ParkedDisk) {
+	if u.tight {
+		u.line(strings.TrimSuffix(fmt.Sprintf("back %s %s", d.ParkKey, d.Key), " "+d.ParkKey))
+		return
+	}
+	u.line(fmt.Sprintf("has %d %s:", u.rec.Parking, d.ParkKey),
+		fmt.Sprintf("qm disk move %d %s --target-vmid %d --target-disk %s", u.rec.Parking, d.ParkKey, u.vm(), d.Key))
+}
+
+// finishMove finishes the last hand-over if Proxmox has renamed the volume but not written both configurations: it
+// drops the old name from the source and attaches the volume to the target.
+func (u *undo) finishMove(in Intent) {
+	drop := func(key, line string) {
+		parts := []string{fmt.Sprintf("has %d %s", in.From, words.Quote(key+": "+in.Volid+`\b`)), "gone " + words.Quote(in.Volid)}
+		if in.From == u.rec.Parking {
+			parts = append(parts, fmt.Sprintf("qm set %d --protection 0", in.From))
+		}
+		u.line(append(parts, fmt.Sprintf("qm set %d --delete %s", in.From, line))...)
+	}
+	drop(in.Key, in.Key)
+	storage, _, _ := strings.Cut(in.Volid, ":")
+	lost := fmt.Sprintf("lost %d %s", in.To, storage)
+	if len(in.Unnamed) > 0 {
+		lost += " " + words.Quote(strings.Join(in.Unnamed, "\n"))
+	}
+	cut := []string{fmt.Sprintf("lacks %d %s:", in.From, in.Key), fmt.Sprintf("lacks %d %s:", in.To, in.ToKey), lost}
+	if strings.HasPrefix(in.ToKey, "unused") {
+		u.line(append(cut, fmt.Sprintf("qm disk rescan --vmid %d", in.To))...)
+		return
+	}
+	drop("unused[0-9]*", fmt.Sprintf(`"$(key %d %s)"`, in.From, words.Quote(in.Volid)))
+	u.use("key")
+	options := optionSuffix(in.Options)
+	if key := cmp.Or(map[cluster.VMID]string{u.vm(): in.ToKey}[in.To], in.Key); u.tight && in.ToKey != u.rec.SpareKey && in.Key != u.rec.SpareKey && u.mem.VM.Config[key] != "" && u.rec.Strategy.System() != cluster.SystemKept {
+		u.use("old")
+		options = `,"$(old ` + key + ` | cut -d, -f2-)"` // without backup=0, even if it was on its way to be parked
+	}
+	u.line(append(cut, fmt.Sprintf(`qm set %d --%s "$(%s)"%s`, in.To, in.ToKey, lost, options))...)
+}
+
+func optionSuffix(options string) string {
+	if options == "" {
+		return ""
+	}
+	return words.Quote("," + options)
+}
+
+// restoreSystem removes the system disk of the exchange without freeing it, and returns the old system disk.
+func (u *undo) restoreSystem() {
+	id := u.vm()
+	for _, d := range u.rec.Disks {
+		if !d.System {
+			continue
+		}
+		if k := u.rec.Restore; u.rec.Strategy.System() == cluster.SystemKept && k != nil {
+			u.line(fmt.Sprintf("lacks %d %s:", u.rec.Parking, k.Key), fmt.Sprintf("has %d %s:", id, d.Key),
+				fmt.Sprintf("qm disk move %d %s --target-vmid %d --target-disk %s", id, d.Key, u.rec.Parking, k.Key),
+				fmt.Sprintf(`qm set %d --%s "$(vol %d %s)"%s`, u.rec.Parking, k.Key, u.rec.Parking, k.Key,
+					optionSuffix(strings.Join(ParkedOptions(ParkedDisk{Key: d.Key, Options: k.Options}), ","))))
+			u.use("vol")
+		} else {
+			u.parkNew(d.Key)
+		}
+		u.move(d)
+	}
+}
+
+// parkNew moves the new system disk of the exchange to the reserved key of the parking VM. If that key is taken, or the
+// Notes have no room for that command, the disk becomes an unusedN of the VM. Nothing frees it.
+func (u *undo) parkNew(key string) {
+	ours := fmt.Sprintf("has %d %s", u.vm(), words.Quote(key+":.*serial="+u.mem.DiskSerial))
+	move := fmt.Sprintf("qm disk move %d %s --target-vmid %d --target-disk %s", u.vm(), key, u.rec.Parking, u.rec.SpareKey)
+	switch {
+	case u.rec.SpareKey == "" || u.leaves:
+	case u.tight:
+		u.line(ours, move)
+		return
+	default:
+		u.line(ours, fmt.Sprintf("lacks %d %s:", u.rec.Parking, u.rec.SpareKey), move)
+	}
+	u.line(ours, fmt.Sprintf("qm set %d --delete %s", u.vm(), key))
+}
+
+// setUp restores the drives' options that parking changed, then the settings that an exchange changes. Drives come
+// before the boot order: Proxmox appends a CD drive that the order lacks (Qemu.pm, update_vm_api).
+func (u *undo) setUp() {
+	id := u.vm()
+	u.setOptions()
+	u.setCDs()
+	settings, del := map[string]string{}, []string{}
+	for _, key := range append([]string{"boot", "description"}, ChangedSettings(u.mem.VM, u.mem.Blank)...) {
+		if value := strings.TrimRight(u.mem.VM.Config[key], "\n"); value != "" {
+			settings[key] = value
+		} else {
+			del = append(del, key)
+		}
+	}
+	set := fmt.Sprintf("qm set %d%s", id, u.flags(settings))
+	if len(del) > 0 {
+		set += " --delete " + strings.Join(del, ",")
+	}
+	u.line(set)
+	u.line(fmt.Sprintf("qm start %d", id))
+	if ha := u.mem.HA; ha != nil {
+		options := map[string]string{"state": cmp.Or(ha.State, "started")}
+		maps.Copy(options, ha.Settings)
+		u.line(fmt.Sprintf("ha-manager add vm:%d%s", id, u.flags(options)))
+	}
+	isUnused := func(key string) bool { return cluster.IsDiskKey(key) && strings.HasPrefix(key, "unused") }
+	unused := cluster.Where(slices.SortedFunc(maps.Keys(u.mem.VM.Config), cluster.CompareKeys), isUnused)
+	u.out = append(u.out, "# unusedN before: "+words.OrNone(strings.Join(unused, ", ")))
+}
+
+func (u *undo) setOptions() {
+	spelled, keys := "", ""
+	for _, d := range u.rec.Disks {
+		if d.Holder == 0 && !cluster.SameOptions(cluster.SplitOptions(d.Options), ParkedOptions(d)) {
+			spelled += fmt.Sprintf(` --%s "$(vol %d %s)"%s`, d.Key, u.vm(), d.Key, optionSuffix(d.Options))
+			keys += " " + d.Key
+		}
+	}
+	switch {
+	case spelled == "":
+	case u.tight:
+		u.line("same" + keys)
+	default:
+		u.use("vol")
+		u.line(fmt.Sprintf("qm set %d%s", u.vm(), spelled))
+	}
+}
+
+func (u *undo) setCDs() {
+	disks, err := u.mem.VM.Disks()
+	if err != nil {
+		return // such a VM was refused when it was recorded
+	}
+	id := u.vm()
+	cds := map[string]string{}
+	for _, d := range disks {
+		if d.CDROM && !d.CloudInit() {
+			cds[d.Key] = cluster.WithoutOption(d, "size").Value()
+		}
+	}
+	if len(cds) > 0 {
+		u.line(fmt.Sprintf("qm set %d%s", id, u.flags(cds)))
+	}
+	if key := cluster.CDKey(u.mem.VM.Config, disks); u.rec.Strategy.System() != cluster.SystemKept && cds[key] == "" {
+		u.line(fmt.Sprintf("has %d %s:", id, key), fmt.Sprintf("qm set %d --delete %s", id, key))
+	}
 }

@@ -4,13 +4,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/exchange"
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/rolling"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/step"
+	"github.com/recast-sh/recast/internal/wait"
 )
 
 // applyConfig gives a serving node another machine configuration. A configuration that needs no reboot is applied
@@ -25,30 +28,14 @@ func newApplyConfig(n *node) *applyConfig {
 	return &applyConfig{node: n, reboots: n.Plan.ConfigFile != nil && len(n.Plan.ConfigFile.Reboot) > 0}
 }
 
-// given is the goal of all steps.
 func (n *applyConfig) given(ctx context.Context) (string, error) {
-	ended := n.Out.Has(n.Plan.Node) // false before its steps
-	reason, err := "it serves", error(nil)
-	if !n.Plan.Resume {
-		reason, err = n.runs(ctx)
+	if n.Plan.Resume {
+		return n.backIn(ctx, "it serves", nil)
 	}
-	if err == nil && reason != "" {
-		var uncordoned string
-		if uncordoned, err = n.uncordoned(ctx); uncordoned == "" {
-			reason = ""
-		}
-	}
-	switch {
-	case err != nil && !ended:
-		return "", nil //nolint:nilerr // its steps say what is wrong
-	case err != nil || reason == "":
-		return "", err
-	}
-	n.Out.Remove(n.Plan.Node)
-	return reason, nil
+	reason, err := n.runs(ctx)
+	return n.backIn(ctx, reason, err)
 }
 
-// compare compares the file with what the node keeps for its next boot, and what it runs.
 func (n *applyConfig) compare(ctx context.Context) (keeps, runs cluster.FoundFile, err error) {
 	text, _, err := n.config.file(ctx)
 	if err != nil {
@@ -63,7 +50,6 @@ func (n *applyConfig) compare(ctx context.Context) (keeps, runs cluster.FoundFil
 	return keeps, runs, errors.Join(errKeeps, errRuns)
 }
 
-// runs is the goal of apply: the node runs what its file says, and keeps it.
 func (n *applyConfig) runs(ctx context.Context) (string, error) {
 	keeps, runs, err := n.compare(ctx)
 	if err != nil || keeps.Differs() || runs.Differs() {
@@ -88,7 +74,7 @@ func (n *applyConfig) staged(ctx context.Context) (string, error) {
 }
 
 // wanted returns the node's file with what recast sets itself. The node keeps the versions of Kubernetes that it
-// runs and, if its image stays, the installer that its configuration names.
+// runs and, if its image stays, the installer that its configuration names. The node has checked the result.
 func (n *applyConfig) wanted(ctx context.Context) (cluster.Secret, error) {
 	text, _, err := n.config.file(ctx)
 	if err != nil {
@@ -110,7 +96,7 @@ func (n *applyConfig) wanted(ctx context.Context) (cluster.Secret, error) {
 	if err != nil {
 		return nil, fmt.Errorf("machine configuration of %s: %w", n.Plan.Node, err)
 	}
-	return patched, nil
+	return patched, n.check(ctx, patched)
 }
 
 // rememberOld saves the configuration that the node runs, to give it back if the node is not healthy after its
@@ -123,11 +109,7 @@ func (n *applyConfig) rememberOld(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	text, err := n.wanted(ctx)
-	if err == nil {
-		err = n.check(ctx, text)
-	}
-	if err != nil {
+	if _, err := n.wanted(ctx); err != nil {
 		return err
 	}
 	return fault.Prefix("journal", n.Journal.PutSecret(MachineConfigKey(n.Plan.Node), has.Active))
@@ -155,11 +137,9 @@ func (n *applyConfig) drainMarked(ctx context.Context) error {
 		return fmt.Errorf("read machine %s: %w", n.Plan.Addr, err)
 	}
 	why := cluster.Mark{Run: n.Run, Strategy: cluster.ApplyConfig, Build: n.Want.Build.ID, BootID: m.BootID}
-	vmStays := func(context.Context, time.Time) error { return nil } // and so do its disks
-	return n.evict(ctx, "drain", why, vmStays, func() error { return n.takesPods(ctx) })
+	return n.evict(ctx, "drain", why, nil, func() error { return n.takesPods(ctx) })
 }
 
-// check asks the node, by a dry run, whether it accepts the configuration, and whether it would reboot.
 func (n *applyConfig) check(ctx context.Context, text cluster.Secret) error {
 	reboots, err := n.Talos.CheckConfig(ctx, n.Plan.Addr, n.Plan.UUID, text)
 	switch {
@@ -174,9 +154,6 @@ func (n *applyConfig) check(ctx context.Context, text cluster.Secret) error {
 
 func (n *applyConfig) stage(ctx context.Context) error {
 	text, err := n.wanted(ctx)
-	if err == nil {
-		err = n.check(ctx, text)
-	}
 	if err != nil {
 		return n.refused(ctx, err)
 	}
@@ -205,10 +182,7 @@ func (n *applyConfig) reboot(ctx context.Context) error {
 		return fmt.Errorf("read machine %s: %w", n.Plan.Addr, err)
 	}
 	lost := fault.Prefix("reboot "+n.Plan.Node, n.Talos.Reboot(ctx, n.Plan.Addr, n.Plan.UUID, cluster.ByKexec))
-	if lost != nil && !errors.Is(lost, cluster.ErrLostAnswer) {
-		return lost
-	}
-	return cluster.Unanswered(lost, n.awaitBoot(ctx, "reboot", before.BootID))
+	return cluster.Awaited(lost, func() error { return n.awaitBoot(ctx, "reboot", before.BootID) })
 }
 
 // markAndReboot notes on the Node that the outage of an upgrade in place continues with a configuration: if the run
@@ -232,7 +206,6 @@ func (n *applyConfig) markAndReboot(ctx context.Context) error {
 	return n.reboot(ctx)
 }
 
-// awaitBoot waits until the machine answers in another boot than before.
 func (n *applyConfig) awaitBoot(ctx context.Context, id, before string) error {
 	return n.Watch(ctx, id, n.OfMachine(n.Plan.Node+" to leave its old boot", n.Timing.Stop+n.Timing.Boot), func(ctx context.Context) (bool, string, error) {
 		m, err := cluster.ReadBooted(ctx, n.Talos, n.Plan.Addr)
@@ -271,9 +244,8 @@ func (n *applyConfig) giveBack(ctx context.Context, cause error) error {
 		return rolling.Repeatable(n.Talos.StageConfig(ctx, n.Plan.Addr, n.Plan.UUID, old))
 	})
 	if err == nil {
-		if err = n.Talos.Reboot(ctx, n.Plan.Addr, n.Plan.UUID, cluster.ByKexec); err == nil || errors.Is(err, cluster.ErrLostAnswer) {
-			err = cluster.Unanswered(err, n.awaitBoot(ctx, "wait-healthy", m.BootID))
-		}
+		lost := n.Talos.Reboot(ctx, n.Plan.Addr, n.Plan.UUID, cluster.ByKexec)
+		err = cluster.Awaited(lost, func() error { return n.awaitBoot(ctx, "wait-healthy", m.BootID) })
 	}
 	if err == nil {
 		err = n.settle(ctx, "wait-healthy", n.Timing.Boot+n.Timing.Join, n.lacksPart)
@@ -298,12 +270,324 @@ func (n *node) requireServer(ctx context.Context) error {
 }
 
 func (n *applyConfig) stageStep() step.Step {
-	title := "have " + n.Plan.Node + " keep the configuration for its next boot"
 	return step.Step{
-		ID: "stage", Code: fault.MachineConfig, Title: title, Risk: step.Disruptive, Skip: n.staged, Do: n.stage,
+		ID: "stage", Code: fault.MachineConfig, Title: "have " + n.Plan.Node + " keep the configuration for its next boot",
+		Risk: step.Disruptive, Skip: n.staged, Do: n.stage,
 	}
 }
 
 func (n *applyConfig) rebootStep(reboot func(context.Context) error) step.Step {
 	return step.Step{ID: "reboot", Title: "boot with it", Risk: step.Disruptive, Skip: n.alreadyRuns, Do: reboot}
+}
+
+// MachineConfigKey is the journal key of a node's machine configuration.
+func MachineConfigKey(node string) string { return node + "/" + machineConfigKey }
+
+const machineConfigKey = "machine-config"
+
+// savedConfig is the machine configuration of a node: in the journal, in the user's file, and in the node.
+type savedConfig struct {
+	*rolling.Node
+	files func(ctx context.Context, node string) (config cluster.Secret, found bool, err error) // Roller.MachineConfig
+}
+
+func (n savedConfig) forget() error {
+	return fault.Prefix("journal", n.Journal.Delete(MachineConfigKey(n.Plan.Node)))
+}
+
+// read returns the configuration to apply: from the journal, else from the user's file. Either must
+// match the checksum in the record.
+func (n savedConfig) read(ctx context.Context) (cluster.Secret, error) {
+	park, err := n.Parking(ctx)
+	if err != nil {
+		return nil, err
+	}
+	b, found, err := n.Journal.Secret(MachineConfigKey(n.Plan.Node))
+	if err != nil {
+		return nil, fmt.Errorf("journal: %w", err)
+	}
+	damaged := park.Record.CheckConfig(b)
+	if found && damaged == nil {
+		return b, nil
+	}
+	const again = "it is not applied: the same command again puts the old system disk of %s back, which has the configuration"
+	if n.files != nil {
+		switch file, there, err := n.files(ctx, n.Plan.Node); {
+		case err != nil:
+			return nil, err
+		case !there:
+		case park.Record.CheckConfig(file) == nil:
+			return file, nil
+		case !found:
+			return nil, fault.WithHint(fault.MachineConfig.Refusedf("node %s: its file in talos.machineConfigs is not the machine configuration that run %s remembered", n.Plan.Node, park.Record.Run), again, n.Plan.Node)
+		}
+	}
+	if !found {
+		return nil, fault.MachineConfig.Refusedf("node %s: its machine configuration is neither in the journal nor in talos.machineConfigs", n.Plan.Node)
+	}
+	return nil, fault.WithHint(fault.MachineConfig.Refusedf("node %s: %w", n.Plan.Node, damaged), again, n.Plan.Node)
+}
+
+// remember writes the configuration that the node will get to the journal: the user's file as the plan showed it,
+// else what the node runs. It returns the checksum for the record.
+func (n savedConfig) remember(ctx context.Context, kubernetes cluster.KubernetesImages) (sum string, err error) {
+	var config cluster.Secret
+	found := false
+	if !n.Plan.Strategy.Upgrades() { // a failed upgrade in place gets the old configuration back
+		if config, found, err = n.userConfig(ctx); err != nil {
+			return "", err
+		}
+	}
+	if !found {
+		if config, err = n.Talos.MachineConfig(ctx, n.Plan.Addr); err != nil {
+			return "", fmt.Errorf("read machine configuration of %s: %w", n.Plan.Addr, err)
+		}
+	}
+	// While the node still runs, prove that the configuration can be applied.
+	if _, err := n.Maintenance.PatchConfig(config, n.patch(cluster.MachineDisk{Serial: "recast-proof"}, kubernetes)); err != nil {
+		return "", fmt.Errorf("machine configuration of %s: %w", n.Plan.Node, err)
+	}
+	if err := n.Journal.PutSecret(MachineConfigKey(n.Plan.Node), config); err != nil {
+		return "", fmt.Errorf("journal: %w", err)
+	}
+	return cluster.ConfigSum(config), nil
+}
+
+// thenForget returns a function that runs do, which closes the node's record, and then deletes the node's machine
+// configuration from the journal: by then the node has its configuration again.
+func (n savedConfig) thenForget(do func(context.Context) error) func(context.Context) error {
+	return func(ctx context.Context) error {
+		if err := do(ctx); err != nil {
+			return err
+		}
+		return n.forget()
+	}
+}
+
+func (n savedConfig) fileMoved(how string) error {
+	return fault.WithHint(fault.PlanMoved.Refusedf("node %s: %s since the plan was made: what the plan showed is no longer what would be applied", n.Plan.Node, how),
+		"recast plan --explain %s shows what the file would change now; then roll that", n.Plan.Node)
+}
+
+// userConfig reads the node's file. It refuses if the file, or the configuration that the node
+// runs, has changed since the plan compared them.
+func (n savedConfig) userConfig(ctx context.Context) (text cluster.Secret, found bool, err error) {
+	text, found, err = n.file(ctx)
+	_, ran := n.Plan.ConfigFile.HashOf()
+	if err != nil || !found || ran == "" {
+		return text, found, err
+	}
+	runs, err := n.Talos.MachineConfig(ctx, n.Plan.Addr)
+	if err != nil {
+		return nil, false, fmt.Errorf("read machine configuration of %s: %w", n.Plan.Addr, err)
+	}
+	if cluster.ConfigSum(runs) != ran {
+		return nil, false, n.fileMoved("the configuration that it runs was changed")
+	}
+	return text, true, nil
+}
+
+func (n savedConfig) file(ctx context.Context) (text cluster.Secret, found bool, err error) {
+	if n.files != nil {
+		if text, found, err = n.files(ctx, n.Plan.Node); err != nil {
+			return nil, false, err
+		}
+	}
+	planned, _ := n.Plan.ConfigFile.HashOf()
+	switch {
+	case !found && planned == "":
+		return nil, false, nil
+	case !found:
+		return nil, false, n.fileMoved("its file in talos.machineConfigs is gone")
+	case planned == "":
+		return nil, false, n.fileMoved("it has a file in talos.machineConfigs now")
+	}
+	if is, err := cluster.Text(text); err != nil || is != planned {
+		return nil, false, errors.Join(n.fileMoved("its file in talos.machineConfigs was changed"), err)
+	}
+	return text, true, nil
+}
+
+// runsKubernetes returns the images that the node runs, and will run again when it is back. An
+// image that is pinned by digest alone is assumed to stay the same.
+func (n savedConfig) runsKubernetes(ctx context.Context) (cluster.KubernetesImages, error) {
+	m, err := n.Talos.KubernetesImages(ctx, n.Plan.Addr)
+	if err != nil {
+		return cluster.KubernetesImages{}, fmt.Errorf("read which Kubernetes %s runs: %w", n.Plan.Node, err)
+	}
+	if m.UUID != n.Plan.UUID {
+		return cluster.KubernetesImages{}, fault.UUIDMismatch.Refusedf("%s answers with UUID %s, not %s", n.Plan.Addr, m.UUID, n.Plan.UUID)
+	}
+	return m.Images, nil
+}
+
+// kubernetesOfOthers returns the images for a machine that was reset and can't be asked: the
+// kubelet version that its Node last reported and, on a control plane, the images of another
+// control plane. An image is "" if nothing reports it.
+func (n savedConfig) kubernetesOfOthers(ctx context.Context) (images cluster.KubernetesImages) {
+	asking, cancel := context.WithTimeout(ctx, exchange.LookAround)
+	defer cancel()
+	for _, e := range n.Plan.ControlPlanes {
+		if n.Plan.Role != cluster.ControlPlane || e.Node == n.Plan.Node {
+			continue
+		}
+		if m, err := n.Talos.KubernetesImages(asking, e.Addr); err == nil {
+			images = m.Images
+			break
+		}
+	}
+	images.Kubelet = ""
+	if k := n.Plan.Found.Node; k != nil && k.KubeletVersion != "" {
+		images.Kubelet = "ghcr.io/siderolabs/kubelet:" + k.KubeletVersion
+	}
+	return images
+}
+
+// try has the node run its configuration for a limited time, after which Talos takes it back by itself. Once the
+// node has been healthy with it for the settling time, try has the node keep it.
+func (n *applyConfig) try(ctx context.Context) error {
+	if err := n.awaitNoTrial(ctx, "try"); err != nil {
+		return err
+	}
+	has, err := n.shown(ctx)
+	if err != nil {
+		return n.refused(ctx, err)
+	}
+	text, err := n.wanted(ctx)
+	if err != nil {
+		return n.refused(ctx, err)
+	}
+	if has.Booted { // otherwise nothing would show, not even to the next run, that a configuration is on trial
+		if err := n.Talos.ReplaceConfig(ctx, n.Plan.Addr, n.Plan.UUID, has.Active); err != nil {
+			return n.refused(ctx, rolling.Repeatable(fmt.Errorf("have %s keep its old configuration: %w", n.Plan.Node, err)))
+		}
+	}
+	unresolved, err := n.Talos.SilentResolvers(ctx, n.Plan.Addr)
+	if err != nil {
+		return n.refused(ctx, fmt.Errorf("read the DNS servers of %s: %w", n.Plan.Addr, err))
+	}
+	lost := fault.Prefix("try the configuration on "+n.Plan.Node, n.Talos.TryConfig(ctx, n.Plan.Addr, n.Plan.UUID, text, n.lasts()))
+	if lost != nil && !errors.Is(lost, cluster.ErrLostAnswer) { // else the wait finds out whether the node runs it
+		return n.refused(ctx, lost)
+	}
+	err = cluster.Unanswered(lost, n.settle(ctx, "try", n.Timing.Try, func(ctx context.Context) (string, error) {
+		if lacks, err := n.lacksPart(ctx); err != nil || lacks != "" {
+			return lacks, err
+		}
+		if _, runs, err := n.compare(ctx); err != nil || runs.Differs() {
+			return "it does not run the new configuration", err
+		}
+		silent, err := n.Talos.SilentResolvers(ctx, n.Plan.Addr)
+		if err != nil || len(silent) == 0 || len(unresolved) > 0 {
+			return "", err
+		}
+		return "none of its DNS servers answers: " + strings.Join(silent, ", "), nil
+	}))
+	if err == nil {
+		err = n.keep(ctx, text)
+	}
+	if err != nil && ctx.Err() == nil && fault.KindOf(err) != fault.Claimed {
+		return n.takenBack(ctx, has, err)
+	}
+	return err
+}
+
+// lacksPart names the first thing that the node and its part of Kubernetes lack. While a kubelet fetches its image,
+// Talos counts it as healthy, and so does Kubernetes for a while; a static pod counts as ready until it is replaced.
+func (n *applyConfig) lacksPart(ctx context.Context) (string, error) {
+	var before []cluster.VolumeStatus
+	if was := n.Plan.Found.Machine; was != nil {
+		before = was.VolumeStatuses
+	}
+	if lacks, err := n.lacksToServe(ctx, before); err != nil || lacks != "" {
+		return lacks, err
+	}
+	k, err := n.Talos.Kubernetes(ctx, n.Plan.Addr)
+	if err != nil {
+		return "", err
+	}
+	if !k.KubeletHealthy {
+		return "its kubelet is not healthy", nil
+	}
+	return cluster.LacksStaticPods(ctx, n.Kube, n.Plan.Node, n.Plan.Addr, k)
+}
+
+// lasts returns how long Talos waits before it takes a configuration back: time for the node to be healthy with it,
+// to stay healthy, and to be told to keep it.
+func (n *applyConfig) lasts() time.Duration { return 2*n.Timing.Try + n.Timing.Settle }
+
+// awaitNoTrial waits until no configuration is on trial: Talos would take a new configuration back to the one on
+// trial, not to the one from before. If the two still differ then, the kept one was staged, and the node is healthy
+// with the one that it runs.
+func (n *applyConfig) awaitNoTrial(ctx context.Context, id string) error {
+	err := n.Watch(ctx, id, wait.For{Name: "an earlier trial of a configuration on " + n.Plan.Node + " to end", Timeout: n.lasts()}, func(ctx context.Context) (bool, string, error) {
+		has, err := n.Talos.MachineConfigs(ctx, n.Plan.Addr)
+		return err == nil && has.Same(), "it runs another configuration than it keeps", err
+	})
+	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
+		return nil
+	}
+	return err
+}
+
+// keep has the node keep what it runs, which ends the trial. It never keeps a configuration that Talos has taken
+// back meanwhile.
+func (n *applyConfig) keep(ctx context.Context, text cluster.Secret) error {
+	err := n.Repeat(ctx, "try", n.Timing.Try, func(ctx context.Context) error {
+		_, runs, err := n.compare(ctx)
+		switch {
+		case err != nil:
+			return err
+		case runs.Differs():
+			return errors.New("it does not run it any more")
+		}
+		return n.Talos.ReplaceConfig(ctx, n.Plan.Addr, n.Plan.UUID, text)
+	})
+	if err == nil || errors.Is(err, cluster.ErrLostAnswer) {
+		reason, errNow := n.runs(ctx)
+		switch {
+		case errNow != nil:
+			err = errors.Join(err, errNow)
+		case reason == "":
+			err = errors.Join(err, errors.New("it does not keep it"))
+		default:
+			err = nil
+		}
+	}
+	return fault.Prefix("have "+n.Plan.Node+" keep the configuration", err)
+}
+
+// takenBack waits until Talos has taken back a configuration with which the node is not healthy: until the node
+// runs its earlier one again.
+func (n *applyConfig) takenBack(ctx context.Context, before cluster.Configs, cause error) error {
+	n.Tell("try", "it is not healthy with its new configuration: Talos takes that back")
+	err := n.Watch(ctx, "try", n.OfMachine(n.Plan.Node+" to run its old configuration again", n.lasts()+n.Timing.Try), func(ctx context.Context) (bool, string, error) {
+		has, err := n.Talos.MachineConfigs(ctx, n.Plan.Addr)
+		if err != nil {
+			return false, "", err
+		}
+		kept := before.Same() && has.Same() // kept by an apply whose answer was lost
+		return kept || cluster.Configs{Stored: before.Active, Active: has.Active}.Same(), "it runs another configuration than before", nil
+	})
+	if err == nil {
+		err = n.settle(ctx, "try", n.Timing.Join, n.lacksPart)
+	}
+	cause = fault.MachineConfig.Errorf("%s is not healthy with its new configuration: %w", n.Plan.Node, cause)
+	if reason, errNow := n.runs(ctx); err == nil && errNow == nil && reason != "" {
+		return nil // the configuration was kept after all, without an answer to us, and the node is healthy
+	}
+	if err != nil {
+		return fault.WithHint(errors.Join(cause, fmt.Errorf("and it does not serve with its old one either: %w", err)),
+			"the console of VM %d says more; a reboot of it (qm reset %d) boots with the configuration that it keeps: %s", n.Plan.VMID, n.Plan.VMID,
+			map[bool]string{true: "the old one", false: "not the old one, but one that someone has staged"}[before.Booted || before.Same()])
+	}
+	cause = fault.WithHint(cause, "Talos has taken it back: %s serves with its old configuration, and no other node was touched; recast config diff %s shows what was new", n.Plan.Node, n.Plan.Node)
+	return errors.Join(cause, n.uncordon(ctx)) // a node that was upgraded in place before is cordoned
+}
+
+func (n *applyConfig) tryStep() step.Step {
+	return step.Step{
+		ID: "try", Title: "try the configuration, and keep it if " + n.Plan.Node + " is healthy with it",
+		Code: fault.MachineConfig, Risk: step.Disruptive, Skip: n.alreadyRuns, Do: n.try,
+	}
 }

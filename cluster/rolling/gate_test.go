@@ -12,6 +12,8 @@ import (
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/rolling"
 	"github.com/recast-sh/recast/cluster/rolling/rollingtest"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 type scene = rollingtest.Scene
@@ -51,12 +53,12 @@ func marked(boot string) func(*scene) {
 
 func TestGateCalls(t *testing.T) {
 	t.Parallel()
-	rollingtest.CheckCalls(t, gateCalls)
+	rollingtest.CheckCalls(t, rollingtest.NewScene, gateCalls)
 }
 
 func TestGateRows(t *testing.T) {
 	t.Parallel()
-	rollingtest.CheckRows(t, gateCalls, slices.Concat(lookRows(), bootRows(), cephRows(), newRows(), etcdRows(), identityRows(), lossRows(), lateRows()), "read the room on", "read storage", "no control plane says", "see that there is no cluster yet")
+	rollingtest.CheckRows(t, rollingtest.NewScene, gateCalls, slices.Concat(lookRows(), bootRows(), cephRows(), newRows(), etcdRows(), identityRows(), lossRows(), lateRows()), "read the room on", "read storage", "no control plane says", "see that there is no cluster yet")
 }
 
 // gateCalls are the calls by the name that rows use.
@@ -410,8 +412,8 @@ func TestGateOfParking(t *testing.T) {
 			s.PX.Set(9900, kv{"description": text})
 		}
 	}
-	rollingtest.CheckCalls(t, calls)
-	rollingtest.CheckRows(t, calls, []row{
+	rollingtest.CheckCalls(t, rollingtest.NewScene, calls)
+	rollingtest.CheckRows(t, rollingtest.NewScene, calls, []row{
 		{Do: "parking", Change: text("recast-record: {"), Err: "can't be read"},
 		{Do: "parking", Change: func(s *scene) { s.Rec = nil }, Err: "parking VM of wk1: not found"},
 		{Do: "parking", Change: text("mine"), Err: "no longer says so"},
@@ -482,4 +484,32 @@ func etcdRows() []row {
 		{Do: "put back cp", Change: silentMembers, Err: "no answer just now"},
 		{Do: "put back cp", Change: all(joined, func(s *scene) { s.Rec.Left = true })},
 	}
+}
+
+// volumes are the files that a host sees.
+type volumes struct {
+	cluster.StorageReader
+	has []string
+	err error
+}
+
+func (v volumes) HasVolume(_ context.Context, host, volid string) (bool, error) {
+	return slices.Contains(v.has, host+" "+volid), v.err
+}
+
+// TestImages: the boot ISO is on the first storage that has it; without one the node is refused.
+func TestImages(t *testing.T) {
+	t.Parallel()
+	w := cluster.Wanted{Build: cluster.Build{ISOName: "new.iso", DiskName: "new.qcow2"}, ISOStorages: []string{"a", "b"}, DiskStorages: []string{"c"}}
+	images := func(v volumes, host string) rolling.Published {
+		return rolling.Published{Proxmox: v, Wanted: w, Host: host}
+	}
+	for host, want := range map[string]string{"pve1": "b:iso/new.iso", "pve2": "a:iso/new.iso"} {
+		i := images(volumes{has: []string{"pve1 b:iso/new.iso", "pve2 a:iso/new.iso", "pve2 b:iso/new.iso"}}, host)
+		must.Equal(t, host, want, must.Get(i.ISO(t.Context()))(t))
+	}
+	must.FailAs(t, must.Err(images(volumes{has: []string{"pve2 a:iso/new.iso", "pve1 a:iso/old.iso"}}, "pve1").ISO(t.Context())), fault.Refused)
+	silent := errors.New("no answer")
+	must.FailIs(t, must.Err(images(volumes{has: []string{"pve1 a:iso/new.iso"}, err: silent}, "pve1").ISO(t.Context())), silent)
+	must.Equal(t, "disk image", "c:import/new.qcow2", must.Get(images(volumes{has: []string{"pve1 c:import/new.qcow2"}}, "pve1").Disk(t.Context()))(t))
 }

@@ -248,9 +248,8 @@ func TestEtcdOnSystemDisk(t *testing.T) {
 		"no system disk":             {"", []cluster.Volume{ephemeral}, false, "where etcd's data is can't be determined: the machine does not name its system disk"},
 	} {
 		got, err := EtcdOnSystemDisk(cluster.Machine{SystemDisk: tc.system, Volumes: tc.volumes})
-		if got != tc.want || clustertest.Message(err) != tc.err || err != nil && fault.KindOf(err) != fault.Refused {
-			t.Errorf("%s: %t, %v", name, got, err)
-		}
+		must.Not(t, got != tc.want || clustertest.Message(err) != tc.err || err != nil && fault.KindOf(err) != fault.Refused,
+			"%s: %t, %v", name, got, err)
 	}
 }
 
@@ -313,9 +312,8 @@ func TestWhatLiftsToRecreate(t *testing.T) {
 		got := cluster.Each(judge(w, f, o).ToRecreate, func(o cluster.Obstacle) string { return o.Command })
 		must.Equal(t, "got", tc.want, got)
 		w.Strategy = cluster.InPlace
-		if asked := judge(w, f, o).ToRecreate; asked != nil {
-			t.Errorf("in-place is asked for: %v", asked)
-		}
+		asked := judge(w, f, o).ToRecreate
+		must.Not(t, asked != nil, "in-place is asked for: %v", asked)
 	})
 }
 

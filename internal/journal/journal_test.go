@@ -1,18 +1,21 @@
-package journal_test
+package journal
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
+
 	"github.com/recast-sh/recast/internal/fault"
-	"github.com/recast-sh/recast/internal/journal"
 	"github.com/recast-sh/recast/internal/sim/must"
 )
 
@@ -23,36 +26,35 @@ type fact struct {
 	Size int    `json:"size"`
 }
 
-func open(t *testing.T, dir string, o journal.Options) *journal.Journal {
+func opened(t *testing.T, dir string, o Options) *Journal {
 	t.Helper()
 	if o.Run == "" {
 		o.Run = run
 	}
-	j := must.Get(journal.Open(dir, o))(t)
+	j := must.Get(Open(dir, o))(t)
 	t.Cleanup(func() { _ = j.Close() }) // most tests close it themselves
 	return j
 }
 
-func closeNow(t *testing.T, j *journal.Journal) {
+func closeNow(t *testing.T, j *Journal) {
 	t.Helper()
 	must.Do(t, j.Close())
 }
 
 func TestResume(t *testing.T) {
 	t.Parallel()
-	j := must.Get(journal.Open(t.TempDir(), journal.Options{Run: "r"}))(t)
+	j := must.Get(Open(t.TempDir(), Options{Run: "r"}))(t)
 	defer j.Close()
 	before := must.Get(j.Info())(t)
 	must.Do(t, errors.Join(j.Resume(), j.Finish("failed: x"), j.Resume()))
-	if after, err := j.Info(); err != nil || !after.Unfinished() || after != before {
-		t.Errorf("%+v, was %+v; %v", after, before, err)
-	}
+	after, err := j.Info()
+	must.Not(t, err != nil || !after.Unfinished() || after != before, "%+v, was %+v; %v", after, before, err)
 }
 
 func TestFactsOutliveTheProcess(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "state", "journal")
-	j := open(t, dir, journal.Options{})
+	j := opened(t, dir, Options{})
 	secret := []byte("token: \x00\xff[redacted]\n")
 	must.Do(t, errors.Join(
 		j.Put("node/wk1/disk", fact{"scsi0", 9}),
@@ -66,7 +68,7 @@ func TestFactsOutliveTheProcess(t *testing.T) {
 	))
 	closeNow(t, j)
 
-	j = open(t, dir, journal.Options{})
+	j = opened(t, dir, Options{})
 	var got fact
 	if found, err := j.Get("node/wk1/disk", &got); !found || err != nil || got != (fact{"scsi1", 10}) {
 		t.Errorf("Get = %+v, %t, %v", got, found, err)
@@ -86,16 +88,15 @@ func TestFactsOutliveTheProcess(t *testing.T) {
 		"node/wk2/": nil,
 	} {
 		keys, err := j.Keys(prefix)
-		if diff := cmp.Diff(want, keys); diff != "" || err != nil {
-			t.Errorf("Keys(%q): %v (-want +got):\n%s", prefix, err, diff)
-		}
+		diff := cmp.Diff(want, keys)
+		must.Not(t, diff != "" || err != nil, "Keys(%q): %v (-want +got):\n%s", prefix, err, diff)
 	}
 }
 
 func TestOnlyTheOwnerMayRead(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "journal")
-	j := open(t, dir, journal.Options{})
+	j := opened(t, dir, Options{})
 	must.Do(t, errors.Join(j.Put("a", 1), j.PutSecret("b", []byte("x")), j.Finish("done")))
 	got := map[string]fs.FileMode{}
 	must.Do(t, filepath.WalkDir(dir, func(path string, e fs.DirEntry, err error) error {
@@ -124,14 +125,14 @@ func TestKeptOutOfGit(t *testing.T) {
 		must.Do(t, err)
 		return string(b)
 	}
-	open(t, filepath.Join(state, "runs"), journal.Options{})
+	opened(t, filepath.Join(state, "runs"), Options{})
 	must.Equal(t, ".gitignore", "*\n", read())
 	for _, c := range []struct{ was, want string }{{"", "*\n"}, {"*\n!locks\n", "*\n!locks\n"}} {
 		must.Do(t, os.WriteFile(file, []byte(c.was), 0o600))
-		must.Do(t, journal.KeepOutOfGit(state))
+		must.Do(t, KeepOutOfGit(state))
 		must.Equal(t, "where it was "+c.was, c.want, read())
 	}
-	if err := journal.KeepOutOfGit(file); err == nil {
+	if err := KeepOutOfGit(file); err == nil {
 		t.Error("a file was taken for the directory")
 	}
 }
@@ -139,15 +140,14 @@ func TestKeptOutOfGit(t *testing.T) {
 func TestOneWriterPerRun(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	j := open(t, dir, journal.Options{})
+	j := opened(t, dir, Options{})
 	must.Do(t, j.Put("a", 1))
-	_, err := journal.Open(dir, journal.Options{Run: run})
-	if fault.KindOf(err) != fault.Claimed || err.Error() != `journal of run "20261121-0421-3f2a": another process has it open` {
-		t.Errorf("second writer: %v", err)
-	}
-	open(t, dir, journal.Options{Run: "another"})
+	_, err := Open(dir, Options{Run: run})
+	must.Not(t, fault.KindOf(err) != fault.Claimed || err.Error() != `journal of run "20261121-0421-3f2a": another process has it open`,
+		"second writer: %v", err)
+	opened(t, dir, Options{Run: "another"})
 
-	reader := open(t, dir, journal.Options{ReadOnly: true})
+	reader := opened(t, dir, Options{ReadOnly: true})
 	var got int
 	if found, err := reader.Get("a", &got); !found || err != nil || got != 1 {
 		t.Errorf("reader: %d, %t, %v", got, found, err)
@@ -155,24 +155,20 @@ func TestOneWriterPerRun(t *testing.T) {
 	for name, err := range map[string]error{
 		"Put": reader.Put("b", 1), "PutSecret": reader.PutSecret("b", []byte("x")), "Delete": reader.Delete("a"), "Finish": reader.Finish("done"),
 	} {
-		if err == nil || !strings.HasSuffix(err.Error(), "opened read-only") {
-			t.Errorf("%s by a reader: %v", name, err)
-		}
+		must.Not(t, err == nil || !strings.HasSuffix(err.Error(), "opened read-only"), "%s by a reader: %v", name, err)
 	}
 	closeNow(t, j)
-	open(t, dir, journal.Options{})
+	opened(t, dir, Options{})
 }
 
 func TestReadOnlyMakesNothing(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	if _, err := journal.Open(dir, journal.Options{Run: run, ReadOnly: true}); !errors.Is(err, fs.ErrNotExist) {
+	if _, err := Open(dir, Options{Run: run, ReadOnly: true}); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("err = %v", err)
 	}
 	entries, err := os.ReadDir(dir)
-	if len(entries) != 0 || err != nil {
-		t.Errorf("made %v, %v", entries, err)
-	}
+	must.Not(t, len(entries) != 0 || err != nil, "made %v, %v", entries, err)
 }
 
 // secret marshals like the real type.
@@ -182,7 +178,7 @@ func (secret) MarshalText() ([]byte, error) { return []byte("[redacted]"), nil }
 
 func TestRefusedWrites(t *testing.T) {
 	t.Parallel()
-	j := open(t, t.TempDir(), journal.Options{})
+	j := opened(t, t.TempDir(), Options{})
 	badKey := ` is not a valid key: words of a-z, 0-9, dot, dash and underscore, joined by slashes, 200 bytes at most`
 	type example struct {
 		err  error
@@ -204,9 +200,7 @@ func TestRefusedWrites(t *testing.T) {
 	}
 	must.Do(t, j.Delete("quote"))
 	must.Each(t, cases, func(t *testing.T, c example) {
-		if c.err == nil || c.err.Error() != c.want {
-			t.Errorf("err = %v, want %q", c.err, c.want)
-		}
+		must.Not(t, c.err == nil || c.err.Error() != c.want, "err = %v, want %q", c.err, c.want)
 	})
 	if keys, err := j.Keys(""); keys != nil || err != nil {
 		t.Errorf("Keys = %q, %v", keys, err)
@@ -221,22 +215,21 @@ func TestDamageIsNamed(t *testing.T) {
 		"empty":         {"", "EOF"},
 		"unknown field": {`{"slot": "scsi0", "bus": 1}`, `this recast does not know the field "bus": a newer one wrote it, or it was edited`},
 		"two values":    {"{}{}", "more than one value"},
-		"wrong type":    {`[]`, "json: cannot unmarshal array into Go value of type journal_test.fact"},
+		"wrong type":    {`[]`, "json: cannot unmarshal array into Go value of type journal.fact"},
 	}
 	must.Each(t, cases, func(t *testing.T, c example) {
 		dir := t.TempDir()
-		j := open(t, dir, journal.Options{})
+		j := opened(t, dir, Options{})
 		file := filepath.Join(dir, run, "node~wk1.json")
 		must.Do(t, os.WriteFile(file, []byte(c.content), 0o600))
 		found, err := j.Get("node/wk1", &fact{})
-		if want := "journal node/wk1: " + file + ": " + c.want; found || err == nil || err.Error() != want {
-			t.Errorf("Get = %t, %v, want %q", found, err, want)
-		}
+		want := "journal node/wk1: " + file + ": " + c.want
+		must.Not(t, found || err == nil || err.Error() != want, "Get = %t, %v, want %q", found, err, want)
 	})
 	t.Run("a secret without content", func(t *testing.T) {
 		t.Parallel()
 		dir := t.TempDir()
-		j := open(t, dir, journal.Options{})
+		j := opened(t, dir, Options{})
 		file := filepath.Join(dir, run, "a.secret")
 		must.Do(t, os.WriteFile(file, nil, 0o600))
 		if b, found, err := j.Secret("a"); b != nil || found || err == nil || err.Error() != "journal a: "+file+" is empty" {
@@ -246,7 +239,7 @@ func TestDamageIsNamed(t *testing.T) {
 	t.Run("a directory in its place", func(t *testing.T) {
 		t.Parallel()
 		dir := t.TempDir()
-		j := open(t, dir, journal.Options{})
+		j := opened(t, dir, Options{})
 		file := filepath.Join(dir, run, "a.json")
 		must.Do(t, os.Mkdir(file, 0o700))
 		_, err := j.Get("a", new(int))
@@ -269,7 +262,7 @@ func killAt(n int) func(string) error {
 
 // life is everything that a run does in this test.
 func life(dir string, sync func(string) error) error {
-	j, err := journal.Open(dir, journal.Options{Run: run, Sync: sync})
+	j, err := Open(dir, Options{Run: run, Sync: sync})
 	if err != nil {
 		return err
 	}
@@ -297,9 +290,9 @@ type state struct {
 
 func read(t *testing.T, dir string) state {
 	t.Helper()
-	runs := must.Get(journal.Runs(dir))(t)
+	runs := must.Get(Runs(dir))(t)
 	s := state{Runs: len(runs)}
-	j := open(t, dir, journal.Options{})
+	j := opened(t, dir, Options{})
 	defer closeNow(t, j)
 	_, errA := j.Get("a", &s.A)
 	b, _, errB := j.Secret("b")
@@ -351,12 +344,11 @@ func TestLeftoversAreRemoved(t *testing.T) {
 	dir := t.TempDir()
 	half := filepath.Join(dir, ".new-"+run, "half")
 	must.Do(t, os.MkdirAll(half, 0o700))
-	if runs, err := journal.Runs(dir); runs != nil || err != nil {
-		t.Errorf("Runs = %v, %v", runs, err)
-	}
-	closeNow(t, open(t, dir, journal.Options{}))
+	runs, err := Runs(dir)
+	must.Not(t, runs != nil || err != nil, "Runs = %v, %v", runs, err)
+	closeNow(t, opened(t, dir, Options{}))
 	must.Do(t, os.WriteFile(filepath.Join(dir, run, ".tmp-1"), []byte("{"), 0o600))
-	j := open(t, dir, journal.Options{})
+	j := opened(t, dir, Options{})
 	must.Do(t, j.Put("a", 1))
 	var names []string
 	for _, d := range []string{dir, filepath.Join(dir, run)} {
@@ -416,9 +408,9 @@ func TestCheckPrivate(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			state := filepath.Join(t.TempDir(), ".recast")
-			closeNow(t, open(t, filepath.Join(state, "runs"), journal.Options{}))
+			closeNow(t, opened(t, filepath.Join(state, "runs"), Options{}))
 			c.spoil(t, state)
-			err := journal.CheckPrivate(state)
+			err := CheckPrivate(state)
 			switch {
 			case c.want == "" && err != nil, c.want != "" && (err == nil || !strings.Contains(strings.ReplaceAll(err.Error(), filepath.Dir(state)+"/", ""), c.want)):
 				t.Errorf("err = %v", err)
@@ -433,15 +425,163 @@ func TestCheckPrivate(t *testing.T) {
 func TestOpenFollowsNoLink(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
-	closeNow(t, open(t, filepath.Join(dir, "there"), journal.Options{}))
+	closeNow(t, opened(t, filepath.Join(dir, "there"), Options{}))
 	here := filepath.Join(dir, "here")
 	must.Do(t, os.MkdirAll(here, 0o700))
 	must.Do(t, os.Symlink(filepath.Join(dir, "there", run), filepath.Join(here, run)))
-	for _, o := range []journal.Options{{Run: run, ReadOnly: true}, {Run: run}} {
-		j, err := journal.Open(here, o)
+	for _, o := range []Options{{Run: run, ReadOnly: true}, {Run: run}} {
+		j, err := Open(here, o)
 		if err == nil {
 			_ = j.Close()
 		}
 		must.Contain(t, "error", fmt.Sprint(err), "is a symbolic link")
 	}
+}
+
+func TestRuns(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
+		start := time.Now().UTC() // the bubble's
+		dir := t.TempDir()
+		for _, id := range []string{"b", "a"} {
+			j := opened(t, dir, Options{Run: id})
+			time.Sleep(time.Minute)
+			if id == "b" {
+				must.Do(t, j.Finish("done"))
+			}
+			closeNow(t, j)
+		}
+		runs := must.Get(Runs(dir))(t)
+		killed := RunInfo{ID: "a", Started: start.Add(time.Minute)}
+		done := RunInfo{ID: "b", Started: start, Finished: start.Add(time.Minute), Outcome: "done"}
+		must.Equal(t, "Runs", []RunInfo{killed, done}, runs)
+		unfinished, err := Unfinished(dir)
+		diff := cmp.Diff([]RunInfo{killed}, unfinished)
+		must.Not(t, diff != "" || err != nil, "Unfinished: %v (-want +got):\n%s", err, diff)
+	})
+}
+
+func TestRunsNamesEveryDamagedRun(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	none, err := Runs(filepath.Join(dir, "none"))
+	must.Not(t, none != nil || err != nil, "of a missing directory: %v, %v", none, err)
+	closeNow(t, opened(t, dir, Options{Run: "good"}))
+	for id, content := range map[string]string{"cut": `{"started`, "old": "{}"} {
+		must.Do(t, errors.Join(
+			os.Mkdir(filepath.Join(dir, id), 0o700),
+			os.WriteFile(filepath.Join(dir, id, "RUN"), []byte(content), 0o600),
+		))
+	}
+	must.Do(t, os.Mkdir(filepath.Join(dir, "empty"), 0o700))
+	runs, err := Runs(dir)
+	must.Not(t, len(runs) != 1 || runs[0].ID != "good", "Runs = %v", runs)
+	want := strings.Join([]string{
+		`run "cut": ` + filepath.Join(dir, "cut", "RUN") + ": unexpected EOF",
+		`run "empty": ` + filepath.Join(dir, "empty", "RUN") + ": no such file or directory",
+		`run "old": ` + filepath.Join(dir, "old", "RUN") + ": no start time",
+	}, "\n")
+	must.Equal(t, "error", want, fmt.Sprint(err))
+	if _, err := Open(dir, Options{Run: "cut"}); err == nil {
+		t.Error("a damaged run was opened")
+	}
+}
+
+func TestOpenRefusesBadIDs(t *testing.T) {
+	t.Parallel()
+	for _, id := range []string{"", ".", "..", "a/b", "../a", "A", ".new-a", strings.Repeat("a", 201)} {
+		dir := t.TempDir()
+		if _, err := Open(dir, Options{Run: id}); err == nil {
+			t.Errorf("Open of run %q succeeded", id)
+		}
+		if entries, err := os.ReadDir(dir); len(entries) != 0 || err != nil {
+			t.Errorf("Open of run %q made %v, %v", id, entries, err)
+		}
+	}
+}
+
+func TestNewRunID(t *testing.T) {
+	t.Parallel()
+	now := time.Date(2026, 11, 21, 5, 21, 7, 0, time.FixedZone("CET", 3600))
+	id, err := NewRunID(now, bytes.NewReader([]byte{0x3f, 0x2a}))
+	must.Not(t, id != run || err != nil, "NewRunID = %q, %v", id, err)
+	if _, err := NewRunID(now, bytes.NewReader([]byte{1})); err == nil {
+		t.Error("an ID without randomness")
+	}
+}
+
+func TestRunBegan(t *testing.T) {
+	t.Parallel()
+	for id, want := range map[string]time.Time{
+		run:                   time.Date(2026, 11, 21, 4, 21, 0, 0, time.UTC),
+		"20261321-0421-3f2a":  {},
+		"20261121":            {},
+		"":                    {},
+		"a-run-of-my-own-who": {},
+	} {
+		got := RunBegan(id)
+		must.Not(t, !got.Equal(want), "RunBegan(%q) = %s, want %s", id, got, want)
+	}
+}
+
+func TestRemove(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	j := opened(t, dir, Options{})
+	must.Do(t, j.PutSecret("wk1/machine-config", []byte("secret")))
+	must.Equal(t, "kind of the error while it is open", fault.Claimed, fault.KindOf(Remove(dir, run)))
+	closeNow(t, j)
+	must.Equal(t, "error", `remove run "20261121-0421-3f2a": it has not finished`, fmt.Sprint(Remove(dir, run)))
+	j = opened(t, dir, Options{})
+	must.Do(t, j.Finish("done"))
+	closeNow(t, j)
+	// An interrupted removal may have left this.
+	must.Do(t, os.MkdirAll(filepath.Join(dir, ".old-"+run, "half"), 0o700))
+	must.Do(t, Remove(dir, run))
+	if files, err := os.ReadDir(dir); len(files) != 0 || err != nil {
+		t.Errorf("left: %v, %v", files, err)
+	}
+	if err := Remove(dir, "../"+run); err == nil {
+		t.Error("it removes something that is not a run")
+	}
+	if err := Remove(dir, run); err == nil {
+		t.Error("what is not there was removed")
+	}
+}
+
+// TestForget: secrets are deleted from all runs except one that is open.
+func TestForget(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	write := func(run string) *Journal {
+		j := opened(t, dir, Options{Run: run})
+		must.Do(t, errors.Join(j.PutSecret("wk1/machine-config", []byte("x")), j.PutSecret("wk2/machine-config", []byte("x")), j.Put("wk1/memory", 1)))
+		return j
+	}
+	closeNow(t, write("older"))
+	held := write("held")
+	var points []string
+	must.Do(t, Forget(dir, []string{"wk1/machine-config"}, func(p string) error { points = append(points, p); return nil }))
+	closeNow(t, held)
+	files := must.Get(filepath.Glob(filepath.Join(dir, "*", "wk1*")))(t)
+	for i, f := range files {
+		files[i], _ = filepath.Rel(dir, f)
+	}
+	want := []string{"held/wk1~machine-config.secret", "held/wk1~memory.json", "older/wk1~memory.json"}
+	must.Not(t, !slices.Equal(files, want) || !slices.Equal(points, []string{"delete wk1/machine-config", "deleted wk1/machine-config"}),
+		"%q; %q", files, points)
+	err := Forget(filepath.Join(dir, "none"), []string{"wk1/machine-config"}, nil)
+	must.Not(t, err != nil, "where no run was: %v", err)
+}
+
+// TestUnlockBesideAProgramThatStarts: a forked process has all files open until its exec.
+func TestUnlockBesideAProgramThatStarts(t *testing.T) {
+	t.Parallel()
+	root := must.Get(os.OpenRoot(t.TempDir()))(t)
+	defer root.Close()
+	f := must.Get(lock(root, "run.lock"))(t)
+	forked := must.Get(syscall.Dup(int(f.Fd())))(t)
+	defer syscall.Close(forked)
+	must.Do(t, unlock(f))
+	again := must.Get(lock(root, "run.lock"))(t)
+	must.Do(t, unlock(again))
 }

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -56,7 +57,6 @@ const (
 	finePart = 128 // right after Expected
 )
 
-// pause returns how long to pause, given the time since the last hint.
 func (w For) pause(since time.Duration, watched bool) time.Duration {
 	if w.Due != nil {
 		if due := w.Due(); due > 0 {
@@ -195,14 +195,8 @@ func (h *hints) hint() {
 	}
 }
 
-// complete reports whether there are watches and all of them are in place.
 func (h *hints) complete() bool {
-	for _, w := range h.all {
-		if !w.inPlace.Load() {
-			return false
-		}
-	}
-	return len(h.all) > 0
+	return len(h.all) > 0 && !slices.ContainsFunc(h.all, func(w *watching) bool { return !w.inPlace.Load() })
 }
 
 // All runs asks that do not depend on each other's answers at the same time, which takes one round instead of
@@ -215,6 +209,22 @@ func All(asks ...func() error) error {
 	}
 	all.Wait()
 	return errors.Join(errs...)
+}
+
+// Into is an ask for All that stores its answer.
+func Into[T any](answer *T, ask func() (T, error)) func() error {
+	return func() (err error) {
+		*answer, err = ask()
+		return err
+	}
+}
+
+// Aside is an ask for All whose error is judged later, whatever the other asks answer.
+func Aside(later *error, ask func() error) func() error {
+	return func() error {
+		*later = ask()
+		return nil
+	}
 }
 
 // Elapsed returns the time since then, by the clock that shows more: a monotonic clock stops while a machine sleeps,

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/recast-sh/recast/internal/sim/must"
@@ -79,7 +78,7 @@ func TestUntil(t *testing.T) {
 			took: 10 * time.Second,
 		},
 	}
-	must.Each(t, cases, func(t *testing.T, c untilCase) { synctest.Test(t, c.check) })
+	must.Bubbles(t, cases, func(t *testing.T, c untilCase) { c.check(t) })
 }
 
 // cutShort sees 1 of 3 until that time before the deadline; then the deadline cuts its answer short, which is the
@@ -119,12 +118,9 @@ func (c untilCase) check(t *testing.T) {
 	}
 	start := time.Now()
 	err := wait.Until(ctx, w, c.look)
-	if took := time.Since(start); took != c.took {
-		t.Errorf("took %s, want %s", took, c.took)
-	}
-	if message(err) != c.err || !errors.Is(err, c.is) {
-		t.Errorf("err = %v, want %q", err, c.err)
-	}
+	took := time.Since(start)
+	must.Not(t, took != c.took, "took %s, want %s", took, c.took)
+	must.Not(t, message(err) != c.err || !errors.Is(err, c.is), "err = %v, want %q", err, c.err)
 	must.Equal(t, "seen", c.seen, seen)
 }
 
@@ -155,24 +151,21 @@ func TestUntilPauses(t *testing.T) {
 		},
 		"due": {wait.For{First: 10 * ms, Every: time.Second, Due: func() time.Duration { return 700 * ms }}, []time.Duration{0, 700 * ms, 1400 * ms}},
 	}
-	must.Each(t, cases, func(t *testing.T, c row) {
-		synctest.Test(t, func(t *testing.T) {
-			start := time.Now()
-			var got []time.Duration
-			must.Do(t, wait.Until(t.Context(), c.w, func(context.Context) (bool, string, error) {
-				got = append(got, time.Since(start))
-				return len(got) == len(c.want), "running", nil
-			}))
-			must.Equal(t, "looked", c.want, got)
-		})
+	must.Bubbles(t, cases, func(t *testing.T, c row) {
+		start := time.Now()
+		var got []time.Duration
+		must.Do(t, wait.Until(t.Context(), c.w, func(context.Context) (bool, string, error) {
+			got = append(got, time.Since(start))
+			return len(got) == len(c.want), "running", nil
+		}))
+		must.Equal(t, "looked", c.want, got)
 	})
 }
 
 // A watch makes the wait look at once, and otherwise rarely. If it is lost, the wait looks too, restarts
 // it, and until then looks as often as without watches; the wait returns after all watches have ended.
 func TestUntilWatches(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		start := time.Now()
 		begun := 0
 		watch := func(ctx context.Context, tell func(bool)) error {
@@ -205,16 +198,13 @@ func TestUntilWatches(t *testing.T) {
 		must.Do(t, err)
 		must.Equal(t, "looked", want, got)
 		must.Equal(t, "begun", 3, begun)
-		if time.Since(start) < 80*time.Second {
-			t.Error("the wait did not wait for its watch to end")
-		}
+		must.Not(t, time.Since(start) < 80*time.Second, "the wait did not wait for its watch to end")
 	})
 }
 
 // A watch that reports a change and ends, each time, does not cause constant looks.
 func TestUntilWatchesThatEnd(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		looked, start := 0, time.Now()
 		w := wait.For{Name: "Ready", Every: time.Second, Watches: []wait.Watch{func(_ context.Context, tell func(bool)) error {
 			tell(true)
@@ -224,34 +214,24 @@ func TestUntilWatchesThatEnd(t *testing.T) {
 			looked++
 			return looked > 100 || time.Since(start) >= 10*time.Second, "", nil
 		})
-		if err != nil || looked > 33 {
-			t.Errorf("%d looks in %s: %v", looked, time.Since(start), err)
-		}
+		must.Not(t, err != nil || looked > 33, "%d looks in %s: %v", looked, time.Since(start), err)
 	})
 }
 
 // Without a timeout only the context ends a wait; its cause is in the error.
 func TestUntilContextCause(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		lost := errors.New("claim lost")
 		ctx, cancel := context.WithCancelCause(t.Context())
 		defer time.AfterFunc(24*time.Hour, func() { cancel(lost) }).Stop()
 		err := wait.Until(ctx, wait.For{Name: "VM off", Every: time.Minute}, looks(answer{seen: "running"}))
-		if want := "VM off: gave up after 24h0m0s; last seen: running: claim lost"; message(err) != want || !errors.Is(err, lost) {
-			t.Errorf("err = %v, want %q", err, want)
-		}
+		want := "VM off: gave up after 24h0m0s; last seen: running: claim lost"
+		must.Not(t, message(err) != want || !errors.Is(err, lost), "err = %v, want %q", err, want)
 	})
 }
 
-func TestStopOfNothing(t *testing.T) {
-	t.Parallel()
-	must.Do(t, wait.Stop(nil))
-}
-
 func TestAll(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		asks := func(lasts time.Duration, err error) func() error {
 			return func() error {
 				time.Sleep(lasts)
@@ -260,9 +240,12 @@ func TestAll(t *testing.T) {
 		}
 		began := time.Now()
 		err := wait.All(asks(2*time.Second, errors.New("first")), asks(3*time.Second, nil), asks(time.Second, errors.New("last")))
-		if took := time.Since(began); took != 3*time.Second || err == nil || err.Error() != "first\nlast" {
-			t.Errorf("%v after %s", err, took)
-		}
-		must.Do(t, wait.All(asks(0, nil), asks(0, nil)))
+		took := time.Since(began)
+		must.Not(t, took != 3*time.Second || err == nil || err.Error() != "first\nlast", "%v after %s", err, took)
+		must.Do(t, errors.Join(wait.All(asks(0, nil), asks(0, nil)), wait.Stop(nil)))
+		var answer int
+		var later error
+		must.Do(t, wait.All(wait.Aside(&later, wait.Into(&answer, func() (int, error) { return 7, errors.New("later") }))))
+		must.Not(t, answer != 7 || later == nil, "%d, %v", answer, later)
 	})
 }

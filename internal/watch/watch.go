@@ -76,14 +76,16 @@ func (w *Watcher) Until(ctx context.Context) (last string, err error) {
 	}
 }
 
-// once reads and draws everything that is due.
 func (w *Watcher) once(ctx context.Context) (last string, err error) {
 	running, here, err := w.p.Runs().Running()
 	if err != nil {
 		return "", err
 	}
 	if here && w.passed(running) {
-		w.turnAway()
+		if w.here.ID != "" { // this turns away from it, to the active one
+			w.here, w.due = past.Running{}, w.now
+			w.view.Begin("recast status --watch", w.now)
+		}
 		running, here = past.Running{}, false
 	}
 	if w.here.ID != "" && running.ID != w.here.ID {
@@ -120,16 +122,6 @@ func (w *Watcher) passed(r past.Running) bool {
 	return written.Before(w.beat.Since)
 }
 
-// turnAway switches from the run that was started here to the active one.
-func (w *Watcher) turnAway() {
-	if w.here.ID == "" {
-		return
-	}
-	w.here, w.due = past.Running{}, w.now
-	w.view.Begin("recast status --watch", w.now)
-}
-
-// over stores how the run that was started here ended.
 func (w *Watcher) over() error {
 	outcome, err := w.p.Runs().Outcome(w.here.ID)
 	w.ended = fmt.Sprintf("run %s: %s", w.here.ID, outcome)
@@ -138,7 +130,6 @@ func (w *Watcher) over() error {
 	return err
 }
 
-// gone returns how the last run that was started here ended; "" while a run is active.
 func (w *Watcher) gone() string {
 	if w.here.ID != "" {
 		return ""
@@ -158,7 +149,6 @@ func (w *Watcher) afterwards(ctx context.Context) (last string, err error) {
 	return "", nil
 }
 
-// begin switches to a run that was started here.
 func (w *Watcher) begin(r past.Running) {
 	w.here = r
 	w.follow = &live.Follower{Path: filepath.Join(r.Dir, story.LogName), Older: filepath.Join(r.Dir, story.OlderLogName)}
@@ -168,7 +158,6 @@ func (w *Watcher) begin(r past.Running) {
 	}
 }
 
-// pulse checks from time to time whether the run that was started here is still alive.
 func (w *Watcher) pulse(ctx context.Context) {
 	if !w.isDue() {
 		return
@@ -195,10 +184,8 @@ func (w *Watcher) heart(now claim.State, found bool, err error) {
 	w.beat, w.found, w.checked = now, found, w.now
 }
 
-// stood returns for how long the claim's counter has not changed.
 func (w *Watcher) stood() time.Duration { return w.checked.Sub(w.beaten).Round(time.Second) }
 
-// silent returns how long ago the run that was started here wrote to its log.
 func (w *Watcher) silent() time.Duration {
 	written := w.here.Started
 	if w.follow.Written.After(written) {
@@ -249,7 +236,6 @@ func (w *Watcher) Leaving() string {
 	return "run " + run + ": " + w.heartbeat()
 }
 
-// elsewhere draws what Proxmox knows about a run that another machine started.
 func (w *Watcher) elsewhere(ctx context.Context) (last string, err error) {
 	if w.isDue() {
 		first := w.asked.IsZero()
@@ -287,7 +273,6 @@ func (w *Watcher) elsewhere(ctx context.Context) (last string, err error) {
 	return "", nil
 }
 
-// looked says when recast read Proxmox last, and when it will read Proxmox again.
 func (w *Watcher) looked(now time.Time) string {
 	text := fmt.Sprintf("Proxmox was read %s ago, next in %s (at most one request every %s)",
 		now.Sub(w.asked).Round(time.Second), max(0, w.due.Sub(now)).Round(time.Second), watchPace)

@@ -116,15 +116,12 @@ func TestWatchAnotherMachinesRun(t *testing.T) {
 	b.wants(b.Leaving(), "run r2: ", "stood still")
 	claim.Beat = 2
 	b.looks(110)
-	if said := b.looked(b.now) + b.Leaving(); strings.Contains(said, "stood still") {
-		t.Errorf("it lives: %s", said)
-	}
+	said := b.looked(b.now) + b.Leaving()
+	must.Not(t, strings.Contains(said, "stood still"), "it lives: %s", said)
 
 	b.logs(111) // someone continues it here
 	b.looks(112)
-	if b.here.ID != runHere {
-		t.Errorf("draws run %q", b.here.ID)
-	}
+	must.Not(t, b.here.ID != runHere, "draws run %q", b.here.ID)
 }
 
 // A holder on this machine that is stopped is suspended, whether its run was started beside this recast.yaml or not.
@@ -166,9 +163,8 @@ func TestWatchWithoutClaim(t *testing.T) {
 	b.wants(b.Leaving(), "run "+runHere+" continues")
 
 	must.Do(t, b.run.Finish("done"))
-	if last := b.looks(120); last != "run "+runHere+": done" || b.gone() != last {
-		t.Errorf("says %q, and to who leaves %q", last, b.gone())
-	}
+	last := b.looks(120)
+	must.Not(t, last != "run "+runHere+": done" || b.gone() != last, "says %q, and to who leaves %q", last, b.gone())
 }
 
 // While Proxmox does not answer, the heartbeat is unknown, and the run does not count as dead.

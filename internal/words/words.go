@@ -37,6 +37,14 @@ func Plural(n int, noun string) string {
 // Counted is a number of things: "1 node", "2 nodes".
 func Counted(n int, noun string) string { return fmt.Sprintf("%d %s", n, Plural(n, noun)) }
 
+// First joins the texts, but of more than three only the first three: more do not fit on a line.
+func First(texts []string) string {
+	if more := len(texts) - 3; more > 0 {
+		return fmt.Sprintf("%s; and %d more", strings.Join(texts[:3], "; "), more)
+	}
+	return strings.Join(texts, "; ")
+}
+
 // OrNone is s, or "none" if s is empty.
 func OrNone(s string) string {
 	if s == "" {

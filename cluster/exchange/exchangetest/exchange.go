@@ -29,7 +29,6 @@ type Exchange struct {
 	late exchange.Late
 }
 
-// systemKey is the key of every system disk.
 const systemKey = "scsi0"
 
 // Begin begins the exchange of the VM, which is off, or resumes the one that is open, from Proxmox alone. It returns
@@ -69,7 +68,6 @@ func (x *Exchange) Parking(ctx context.Context) (*parking.Parking, error) {
 	return nil, err
 }
 
-// open writes the open record to the parking VM of an earlier exchange, or to a new one.
 func (x *Exchange) open(ctx context.Context, earlier *parking.Parking) error {
 	vm, err := x.Proxmox.VM(ctx, x.VMID)
 	switch {
@@ -104,7 +102,6 @@ func (x *Exchange) open(ctx context.Context, earlier *parking.Parking) error {
 	return err
 }
 
-// steps exchange the system of the VM.
 func (x *Exchange) steps() step.Step {
 	source := x.source()
 	remember := step.Step{ID: "remember", Title: "keep its firewall on the parking VM", Do: x.do(func(ctx context.Context, r *exchange.Replace) error { return r.KeepFirewall(ctx) })}
@@ -120,7 +117,6 @@ func (x *Exchange) steps() step.Step {
 	return x.whole(step.Step{ID: "replace", Title: "replace " + x.last.VM.String(), Steps: step.List(down, up)})
 }
 
-// putBack cancels the exchange.
 func (x *Exchange) putBack() step.Step {
 	stop := func(r *exchange.Replace) []step.Step {
 		return []step.Step{{ID: "stop", Title: "see that it is off", Skip: r.StandsStill, Do: func(ctx context.Context) error { return staysOff(ctx, r) }}}
@@ -128,7 +124,6 @@ func (x *Exchange) putBack() step.Step {
 	return x.whole(x.source().PutBack(stop, []step.Step{x.start()}, nil))
 }
 
-// whole skips an exchange that has ended, and says where the disks are if it fails.
 func (x *Exchange) whole(s step.Step) step.Step {
 	s.Skip = func(ctx context.Context) (string, error) {
 		park, err := x.parking(ctx)
@@ -140,7 +135,6 @@ func (x *Exchange) whole(s step.Step) step.Step {
 	return exchange.Explained(s, func(ctx context.Context, err error) error { return x.last.Located(ctx, err) })
 }
 
-// start is all of the start of the VM that needs no guest.
 func (x *Exchange) start() step.Step {
 	return step.Step{ID: "start", Title: "see that no other VM has its disks", Do: func(ctx context.Context) error {
 		vm, err := x.Proxmox.VM(ctx, x.VMID)
@@ -155,7 +149,6 @@ func (x *Exchange) start() step.Step {
 	}}
 }
 
-// staysOff makes sure that the VM, if it is there, is off and stays off.
 func staysOff(ctx context.Context, r *exchange.Replace) error {
 	if _, found, err := r.Current(ctx); err != nil || !found {
 		return err
@@ -182,7 +175,6 @@ func (x *Exchange) do(f func(context.Context, *exchange.Replace) error) func(con
 	}
 }
 
-// read reads the record again, which must still be ours.
 func (x *Exchange) read(ctx context.Context) (*exchange.Replace, error) {
 	park, err := x.parking(ctx)
 	if err == nil && (!park.Record.Open || park.Record.Run != x.Record.Run) {
@@ -206,7 +198,6 @@ func (x *Exchange) parking(ctx context.Context) (parking.Parking, error) {
 	return parking.Parking{VM: vm, Record: rec}, err
 }
 
-// remembered takes the exchange from an open record.
 func (x *Exchange) remembered(park parking.Parking) error {
 	mem, err := park.Record.ReadMemory(park.VM)
 	if err == nil {

@@ -1,6 +1,7 @@
 package rollingtest
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -8,6 +9,8 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
@@ -168,19 +171,19 @@ func (k sceneKube) PendingCertificates(context.Context, string) ([]string, error
 	return nil, k.s.PX.Call("PendingCertificates")
 }
 
-func (k sceneKube) do(name string) error {
-	err := k.s.PX.Call(name)
+func (s *Scene) do(name string) error {
+	err := s.PX.Call(name)
 	if err == nil {
-		k.s.PX.Done = append(k.s.PX.Done, name)
+		s.PX.Done = append(s.PX.Done, name)
 	}
 	return err
 }
 
-func (k sceneKube) Cordon(context.Context, string, cluster.Mark) error { return k.do("cordon") }
-func (k sceneKube) DeleteNode(context.Context, string, string) error   { return k.do("delete node") }
-func (k sceneKube) Uncordon(context.Context, string) error             { return k.do("uncordon") }
+func (k sceneKube) Cordon(context.Context, string, cluster.Mark) error { return k.s.do("cordon") }
+func (k sceneKube) DeleteNode(context.Context, string, string) error   { return k.s.do("delete node") }
+func (k sceneKube) Uncordon(context.Context, string) error             { return k.s.do("uncordon") }
 func (k sceneKube) Drain(context.Context, string, cluster.DrainOptions, func(string)) error {
-	return k.do("drain")
+	return k.s.do("drain")
 }
 
 type sceneTalos struct {
@@ -220,16 +223,12 @@ func (k sceneTalos) EtcdStatus(_ context.Context, at netip.Addr) (cluster.EtcdSt
 	return status, err
 }
 
-func (k sceneTalos) EtcdForfeit(context.Context, netip.Addr, string) error {
-	return sceneKube{s: k.s}.do("forfeit")
-}
+func (k sceneTalos) EtcdForfeit(context.Context, netip.Addr, string) error { return k.s.do("forfeit") }
 
-func (k sceneTalos) EtcdLeave(context.Context, netip.Addr, string) error {
-	return sceneKube{s: k.s}.do("leave")
-}
+func (k sceneTalos) EtcdLeave(context.Context, netip.Addr, string) error { return k.s.do("leave") }
 
 func (k sceneTalos) Rollback(context.Context, netip.Addr, string) error {
-	return errors.Join(sceneKube{s: k.s}.do("roll back"), errors.New("it has no previous system"))
+	return errors.Join(k.s.do("roll back"), errors.New("it has no previous system"))
 }
 
 func (k sceneTalos) Kubernetes(context.Context, netip.Addr) (cluster.MachineKubernetes, error) {
@@ -246,7 +245,7 @@ func (k sceneTalos) MachineConfigs(context.Context, netip.Addr) (cluster.Configs
 }
 
 func (k sceneTalos) StageConfig(context.Context, netip.Addr, string, cluster.Secret) error {
-	return sceneKube{s: k.s}.do("stage")
+	return k.s.do("stage")
 }
 
 func (k sceneTalos) MachineConfig(context.Context, netip.Addr) (cluster.Secret, error) {
@@ -276,7 +275,7 @@ func (k sceneMaintenance) PatchConfig(config cluster.Secret, _ cluster.ConfigPat
 
 func (k sceneMaintenance) ApplyConfig(context.Context, netip.Addr, string, cluster.Secret) error {
 	k.s.UUIDs[k.s.Plan.Addr] = k.s.Applied
-	return sceneKube{s: k.s}.do("apply")
+	return k.s.do("apply")
 }
 
 type sceneJournal struct{ s *Scene }
@@ -299,4 +298,244 @@ func (k sceneJournal) Delete(string) error            { return nil }
 func (k sceneJournal) Secret(string) ([]byte, bool, error) {
 	text, found := k.s.Config["journal"]
 	return text, found, k.s.PX.Call("Secret")
+}
+
+// Stage is what a call is played on. Begin is called before the changes are made, and ready afterwards.
+type Stage interface {
+	Begin(cancel func()) (ready func() *clustertest.Proxmox)
+}
+
+// Begin writes the record after the changes, unless one of them has.
+func (s *Scene) Begin(cancel func()) func() *clustertest.Proxmox {
+	s.Cancel = cancel
+	return func() *clustertest.Proxmox { s.Ready(); return s.PX }
+}
+
+// CallOn is something that gates guard, on a stage that Ready has prepared.
+type CallOn[S Stage] struct {
+	Do    func(S, context.Context) error
+	Ready func(S)
+	Done  string   // what it does if nothing is in the way
+	Err   string   // "": it succeeds then
+	Deaf  []string // calls that may fail: their answer is no reason to refuse, or they are repeated
+	Last  string   // no call after it matters; "": all do
+}
+
+// RowOn is a call that is refused, or not, after a change.
+type RowOn[S Stage] struct {
+	Do     string // the name of the call
+	Change func(S)
+	Err    string // "": it is not refused
+	Done   string // "": all of it, unless it is refused
+	Took   time.Duration
+}
+
+// Call and Row are those of a Scene.
+type (
+	Call = CallOn[*Scene]
+	Row  = RowOn[*Scene]
+)
+
+// CheckCalls checks that each call succeeds if nothing is in the way, and stops if a port fails.
+func CheckCalls[S Stage](t *testing.T, fresh func() S, calls map[string]CallOn[S]) {
+	t.Helper()
+	for name, c := range calls {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			px, _, err := play(t, fresh, clustertest.Which{}, c.Do, c.Ready)
+			if got := strings.Join(px.Done, "\n"); (err == nil) != (c.Err == "") || err != nil && !strings.Contains(err.Error(), c.Err) || got != c.Done {
+				t.Fatalf("%v, want %q, done:\n%s\nwant:\n%s", err, c.Err, got, c.Done)
+			}
+			for at, call := range px.Made {
+				if !slices.Contains(c.Deaf, call) {
+					if _, _, err := play(t, fresh, px.Which(at), c.Do, c.Ready); !errors.Is(err, clustertest.ErrBroken) {
+						t.Errorf("call %d, %s, failed: %v", at+1, call, err)
+					}
+				}
+				if call == c.Last {
+					break
+				}
+			}
+		})
+	}
+}
+
+// CheckRows checks that every condition of a gate refuses something that no other one refuses.
+// failures are in errors that are no refusals (see [clustertest.CheckErr]).
+func CheckRows[S Stage](t *testing.T, fresh func() S, calls map[string]CallOn[S], rows []RowOn[S], failures ...string) {
+	t.Helper()
+	for _, row := range rows {
+		t.Run(row.Do+": "+cmp.Or(row.Err, "not refused"), func(t *testing.T) {
+			t.Parallel()
+			c := calls[row.Do]
+			px, took, err := play(t, fresh, clustertest.Which{}, c.Do, c.Ready, row.Change)
+			if row.Err == "" && row.Done == "" {
+				row.Done = c.Done
+			}
+			if got := strings.Join(px.Done, "\n"); got != strings.TrimSpace(row.Done) || took.Round(2*time.Second) != row.Took {
+				t.Errorf("done after %s:\n%s\nwant after %s:\n%s", took, got, row.Took, row.Done)
+			}
+			clustertest.CheckErr(t, err, row.Err, failures...)
+		})
+	}
+}
+
+// play runs do with the row's change, or with one failing call.
+func play[S Stage](t *testing.T, fresh func() S, fails clustertest.Which, do func(S, context.Context) error, changes ...func(S)) (px *clustertest.Proxmox, took time.Duration, err error) {
+	synctest.Test(t, func(t *testing.T) {
+		s := fresh()
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		ready := s.Begin(cancel)
+		for _, change := range changes {
+			if change != nil {
+				change(s)
+			}
+		}
+		px = ready()
+		px.Fails = fails
+		began := time.Now()
+		err = do(s, ctx)
+		took = time.Since(began)
+	})
+	return px, took, err
+}
+
+// AsCP makes the node the control plane cp1.
+func AsCP(s *Scene) {
+	s.Plan.Node, s.Plan.Role, s.Plan.Addr = "cp1", cluster.ControlPlane, Addr(11)
+	k := s.Nodes["wk1"]
+	k.Name, k.ControlPlane = "cp1", true
+	s.Nodes["cp1"], s.UUIDs[Addr(11)], s.Machine.Nodename = k, "u", "cp1"
+	delete(s.Nodes, "wk1")
+	s.Mem.ControlPlane, s.Mem.EtcdID, s.Mem.EtcdMembers = true, 1, 3
+	if s.Rec != nil {
+		s.Rec.Node = "cp1"
+	}
+}
+
+// Begun opens the replacement's record; the disks are still where they were.
+func Begun(s *Scene) {
+	s.Rec = &parking.Record{Cluster: "c1", Node: s.Plan.Node, Run: "r1", VMID: 101, Open: true, Strategy: s.Plan.Strategy, Stage: parking.StageServes, Disks: []parking.ParkedDisk{
+		{Key: "scsi0", ParkKey: "scsi30", Volid: "fast:vm-101-disk-0", System: true}, {Key: "scsi1", ParkKey: "scsi1", Volid: "fast:vm-101-disk-1"},
+	}}
+}
+
+// Is sets the strategy.
+func Is(s cluster.Strategy) func(*Scene) { return func(c *Scene) { c.Plan.Strategy = s } }
+
+// All makes the changes in order.
+func All(changes ...func(*Scene)) func(*Scene) {
+	return func(s *Scene) {
+		for _, change := range changes {
+			change(s)
+		}
+	}
+}
+
+// Resumed makes the run one that resumes an earlier one.
+func Resumed(s *Scene) { s.Plan.Resume = true }
+
+// Swapped puts the new system disk on the VM, and parks the old one.
+func Swapped(s *Scene) {
+	s.PX.Guests[9900] = cluster.VM{ID: 9900, Host: "pve1", Config: KV{"scsi30": "fast:vm-9900-disk-0,backup=0"}}
+	On(101, KV{"scsi0": "fast:vm-101-disk-5,serial=blank", "description": "recast: run=r1 build=b"})(s)
+}
+
+// On changes settings of a VM; "" removes one.
+func On(id cluster.VMID, config KV) func(*Scene) { return func(s *Scene) { s.PX.Set(id, config) } }
+
+// Off switches the VM off.
+func Off(s *Scene) { s.PX.Change(101, func(vm *cluster.VM) { vm.Running = false }) }
+
+// Previous adds a build to fall back to.
+func Previous(s *Scene) {
+	b := s.Want.Build
+	b.ISOName = "old.iso"
+	s.Plan.Previous = &b
+}
+
+// Waiting makes another node not Ready.
+func Waiting(s *Scene) { OnNode("cp3", func(k *cluster.KubeNode) { k.Ready = false })(s) }
+
+// Joined makes the new system a member of etcd.
+func Joined(s *Scene) { s.Mem.EtcdID = 9 }
+
+// OnNode changes a Node object.
+func OnNode(name string, change func(*cluster.KubeNode)) func(*Scene) {
+	return func(s *Scene) {
+		k := s.Nodes[name]
+		change(&k)
+		s.Nodes[name] = k
+	}
+}
+
+// Silent makes the machine not answer with the cluster's certificates.
+func Silent(s *Scene) { s.UUIDs[s.Plan.Addr] = "" }
+
+// Saved puts the node's machine configuration into the journal, and its sum into the record.
+func Saved(s *Scene) { SavedAs("machine: {}")(s) }
+
+// SavedAs is Saved with that configuration.
+func SavedAs(config string) func(*Scene) {
+	return func(s *Scene) {
+		s.Config["journal"] = cluster.Secret(config)
+		if s.Rec != nil {
+			s.Rec.Config = cluster.ConfigSum(s.Config["journal"])
+		}
+	}
+}
+
+// Filed puts the node's configuration in a file that the plan has shown.
+func Filed(s *Scene) {
+	text := cluster.Secret("version: v1alpha1\nmachine: {}\n")
+	s.Config["file"], s.Config["runs"] = text, text
+	hash, _ := cluster.Text(text) // it can be read
+	s.Plan.ConfigFile = &cluster.ConfigFile{Hash: hash, Runs: cluster.ConfigSum(text), Applied: true}
+	s.Blank.SystemDisk, s.Blank.FromISO = "sda", false
+}
+
+// Paused gives a Node the mark that keeps it from being taken out.
+func Paused(k *cluster.KubeNode) { k.Pause = "mine" }
+
+// Controlled makes a Node one that Cluster API replaces.
+func Controlled(k *cluster.KubeNode) {
+	k.Metadata.Annotations = map[string]string{"cluster.x-k8s.io/machine": "wk-7"}
+}
+
+// NoQuorum takes the quorum from the Proxmox cluster.
+func NoQuorum(s *Scene) { s.PX.NoQuorum = true }
+
+// NoISO removes all volumes.
+func NoISO(s *Scene) { s.PX.Volumes = nil }
+
+// Stays puts data of a PersistentVolume on the system disk.
+func Stays(s *Scene) {
+	s.Local = []cluster.LocalData{{Name: "pv/pvc-1", What: "PersistentVolume pvc-1", Path: "/var/x"}}
+}
+
+// Fails makes each call of that name fail.
+func Fails(call string, err error) func(*Scene) {
+	return func(s *Scene) { s.PX.Fail = map[string]error{call: err} }
+}
+
+// Without takes a member out of etcd.
+func Without(name string) func(*Scene) {
+	return func(s *Scene) {
+		s.Members = slices.DeleteFunc(slices.Clone(s.Members), func(m cluster.EtcdMember) bool { return m.Name == name })
+	}
+}
+
+// Dead has the etcd of cp2 not answer.
+func Dead(s *Scene) { delete(s.Status, Addr(12)) }
+
+// Mute has the etcd of cp1 not answer.
+func Mute(s *Scene) { delete(s.Status, Addr(11)) }
+
+// Twins has two members of etcd with the name of cp1.
+func Twins(s *Scene) { s.Members[1].Name = "cp1" }
+
+// Runs has another member of etcd run on cp1.
+func Runs(id uint64) func(*Scene) {
+	return func(s *Scene) { s.Status[Addr(11)] = cluster.EtcdStatus{MemberID: id, Leader: 2, Version: "3.6.4"} }
 }

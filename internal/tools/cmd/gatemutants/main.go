@@ -2,7 +2,7 @@
 // test: it takes each out, one after the other, runs the tests of its package, and
 // prints which of them fails. It fails where none does.
 //
-//	gatemutants [-slice 4 -seed 1] [-only mover.go]
+//	gatemutants [-slice 4 -seed 1] [-only park.go]
 //
 // A gate is a function that refuses before something is deleted, created, handed over or
 // applied: one whose name begins with require, or that gates.go names. A mutant is a
