@@ -1,8 +1,14 @@
 package contract
 
 import (
+	"context"
+	"crypto/rand"
+	"crypto/sha256"
 	"errors"
+	"fmt"
 	"io"
+	"maps"
+	noise "math/rand/v2"
 	"net/http"
 	"net/http/httptrace"
 	"os"
@@ -14,17 +20,493 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/exchange/exchangetest"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/survey"
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/pve"
 	"github.com/recast-sh/recast/internal/pve/api"
 	"github.com/recast-sh/recast/internal/sim/must"
+	"github.com/recast-sh/recast/internal/sim/world"
+	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/pipeline"
 	"github.com/recast-sh/recast/pipeline/checkup"
 )
+
+// exchangeCluster is the Talos cluster in the tests' records and claims: it identifies
+// parking VMs and claims of a killed run.
+const exchangeCluster = "recast-contract"
+
+// exchanged is a VM like a Talos node's whose system is to be exchanged.
+type exchanged struct {
+	s      *server
+	id     int
+	holder int // owns some of its data disks; 0: none
+	park   int // free number for its parking VM
+	iso    string
+	before machine
+}
+
+// belongings says who owns the data disks of a node.
+type belongings map[string]bool // key -> another VM owns it
+
+func belongingsOfAll() map[string]belongings {
+	return map[string]belongings{
+		"own disks":                   {"scsi1": false, "scsi2": false},
+		"disks of another VM":         {"scsi1": true, "scsi2": true},
+		"one of its own, one another": {"scsi1": false, "scsi2": true},
+	}
+}
+
+// mixed is one disk of each kind.
+func mixed() belongings { return belongings{"scsi1": false, "scsi2": true} }
+
+// newNode makes a VM with everything that a Talos node's may have and that the token may set. It is never started.
+func (s *server) newNode(b belongings, form ...string) *exchanged {
+	s.t.Helper()
+	form = append(form, "bios=ovmf", "machine=q35", "cpu=x86-64-v2-AES", "cores=2", "numa=1", "memory=512", "balloon=0",
+		"ostype=l26", "agent=enabled=1,fstrim_cloned_disks=1", "tablet=0", "vga=serial0", "serial0=socket", "rng0=source=/dev/urandom",
+		"hotplug=network,disk,usb", "net0=virtio=BC:24:11:00:00:01,bridge="+s.place.bridge+",queues=2",
+		"ide0="+s.place.storage+":cloudinit", "ipconfig0=ip=192.0.2.10/24,gw=192.0.2.1", "nameserver=192.0.2.53", "searchdomain=example.com",
+		"efidisk0="+s.disk()+",efitype=4m,pre-enrolled-keys=0", "tpmstate0="+s.disk()+",version=v2.0")
+	if !given(form, "boot") {
+		form = append(form, "boot=order=scsi0;ide2;net0")
+	}
+	if slices.Contains(s.privileges("/"), "Sys.Modify") {
+		form = append(form, "startup=order=3,up=30")
+	}
+	return s.makeNode(b, s.data, form...)
+}
+
+// newPlainNode makes a VM with only what an exchange has to distinguish: disks, a CD
+// drive, an identity. It can be started.
+func (s *server) newPlainNode(form ...string) *exchanged {
+	s.t.Helper()
+	return s.makeNode(mixed(), s.blank, form...)
+}
+
+// blank is a new blank data disk of a unique size.
+func (s *server) blank(key string) string {
+	return s.place.storage + ":" + map[string]string{"scsi1": "1", "scsi2": "3"}[key]
+}
+
+func (s *server) makeNode(b belongings, data func(key string) string, form ...string) *exchanged {
+	s.t.Helper()
+	x := &exchanged{s: s, id: s.freeID(), park: s.freeID(), iso: s.bootISO()}
+	for _, f := range []string{
+		"scsihw=virtio-scsi-single", "onboot=1", "protection=1", "tags=recast-contract;talos",
+		"smbios1=uuid=" + newUUID() + ",manufacturer=cmVjYXN0,base64=1", "description=" + marker + "\n\nkeep & this = \"line\", 100%: ä\n",
+		"ide2=none,media=cdrom", "boot=order=scsi0;ide2", "scsi0=" + s.place.storage + ":2,serial=system,discard=on,ssd=1,iothread=1",
+	} {
+		if key, _, _ := strings.Cut(f, "="); !given(form, key) {
+			form = append(form, f)
+		}
+	}
+	if s.place.pool != "" {
+		form = append(form, "pool="+s.place.pool)
+	}
+	form = append(form, x.dataDisks(b, data)...)
+	s.taskOK(http.MethodPost, "/nodes/"+s.place.node+"/qemu", marked(x.id, form...)...)
+	x.fill()
+	x.before = s.machine(x.id)
+	return x
+}
+
+// dataDisks are those of a node; those of another VM are created there first.
+func (x *exchanged) dataDisks(b belongings, data func(key string) string) (form []string) {
+	x.s.t.Helper()
+	options := map[string]string{
+		"scsi1": ",serial=data-1,discard=on,ssd=1,iothread=1,backup=0",
+		"scsi2": ",serial=data-2,discard=on,aio=threads,cache=none",
+	}
+	var held []string
+	for key, isHeld := range b {
+		if isHeld {
+			held = append(held, key+"="+data(key))
+		} else {
+			form = append(form, key+"="+data(key)+options[key])
+		}
+	}
+	if len(held) == 0 {
+		return form
+	}
+	x.holder = x.s.newVM(held...)
+	for key, isHeld := range b {
+		if isHeld {
+			form = append(form, key+"="+x.s.volid(x.holder, key)+options[key])
+		}
+	}
+	return form
+}
+
+// fill gives every disk without imported content unique content in the simulator, which then protects it.
+func (x *exchanged) fill() {
+	x.s.t.Helper()
+	if x.s.sim == nil {
+		return
+	}
+	for key, d := range x.s.machine(x.id).Drives {
+		m := x.s.sim.world.Media(d.volid, x.s.place.node)
+		if m.Size() == 0 {
+			m.Write([]byte(key + " of VM " + itoa(x.id)))
+		}
+		x.s.sim.world.Protect(world.Protected{Serial: key + "-" + itoa(x.id), Media: m, Held: d.Owner != x.id})
+	}
+}
+
+// newClient is a recast client with its own connection, like that of another process.
+func (s *server) newClient() *pve.Client {
+	s.t.Helper()
+	o := s.trusting()
+	if s.sim == nil {
+		o.Poll = pollTasks
+	}
+	return s.connect(o)
+}
+
+func (x *exchanged) node() string { return "node-" + itoa(x.id) }
+
+// process is one that exchanges the node's system, and only has Proxmox.
+func (x *exchanged) process(px cluster.Proxmox, strategy cluster.Strategy, run string) *exchangetest.Exchange {
+	return &exchangetest.Exchange{
+		Proxmox: px, Record: parking.Record{Cluster: exchangeCluster, Node: x.node(), Run: run, Build: "b0", Strategy: strategy}, VMID: cluster.VMID(x.id),
+		ParkingIDs: []cluster.VMID{cluster.VMID(x.park)}, ISO: func(context.Context) (string, error) { return x.iso, nil },
+	}
+}
+
+// open begins an exchange of the node and returns its steps.
+func (x *exchanged) open(px cluster.Proxmox, strategy cluster.Strategy, run string) (step.Step, error) {
+	return x.process(px, strategy, run).Begin(x.s.t.Context(), false)
+}
+
+// parking finds the node's parking VM as recast does; nil if there is none.
+func (x *exchanged) parking(px cluster.Proxmox) (*parking.Parking, error) {
+	return x.process(px, "", "").Parking(x.s.t.Context())
+}
+
+// exchange begins an exchange, or resumes it, and completes it.
+func (x *exchanged) exchange(px cluster.Proxmox, strategy cluster.Strategy, run string) error {
+	return x.resume(px, strategy, run, false)
+}
+
+// interrupt ends an exchange before it is complete.
+func (x *exchanged) interrupt(t *testing.T, px *dying, strategy cluster.Strategy) {
+	t.Helper()
+	if err := x.exchange(px, strategy, "r1"); err == nil {
+		t.Fatal("it was not interrupted")
+	}
+}
+
+func (s *server) carryOut(root step.Step) error { return (&step.Runner{}).Run(s.t.Context(), root) }
+
+// resume finishes an unfinished exchange, as another process; putBack cancels it instead.
+func (x *exchanged) resume(px cluster.Proxmox, strategy cluster.Strategy, run string, putBack bool) error {
+	steps, err := x.process(px, strategy, run).Begin(x.s.t.Context(), putBack)
+	if err != nil {
+		return err
+	}
+	return x.s.carryOut(steps)
+}
+
+// intact checks the simulator's promises since its beginning.
+func (s *server) intact(t *testing.T) {
+	t.Helper()
+	if s.sim == nil {
+		return
+	}
+	for _, broken := range s.sim.world.Violations() {
+		t.Error(broken)
+	}
+}
+
+// pollTasks is how often exchanges poll a task of a real server: most take less than a second.
+const pollTasks = 250 * time.Millisecond
+
+func newUUID() string {
+	var b [16]byte
+	rand.Read(b[:])
+	b[6], b[8] = b[6]&0x0f|0x40, b[8]&0x3f|0x80
+	return fmt.Sprintf("%x-%x-%x-%x-%x", b[:4], b[4:6], b[6:8], b[8:10], b[10:])
+}
+
+// bootISO is the ISO that exchanges put into the CD drive: uploaded once per test.
+func (s *server) bootISO() (volid string) {
+	s.t.Helper()
+	name := isoPrefix + "boot.iso"
+	if s.isoSize(s.place.node, s.place.isoStorage, name) < 0 {
+		s.ownISO(s.place.isoStorage + ":iso/" + name)
+		s.uploadOK(iso(), file(name, "an ISO"))
+	}
+	return s.place.isoStorage + ":iso/" + name
+}
+
+// image is the content of a data disk: its size and the number of bytes written, so that its volume is recognizable by
+// its allocation. The content is random, so that a compressing file system can't shrink it.
+type image struct {
+	size, written int
+	seed          byte
+}
+
+func dataImages() map[string]image {
+	return map[string]image{
+		"scsi1": {size: 768 << 10, written: 128 << 10, seed: 1},
+		"scsi2": {size: 1 << 20, written: 512 << 10, seed: 2},
+	}
+}
+
+func (i image) bytes() []byte {
+	b := make([]byte, i.size)
+	_, _ = noise.NewChaCha8([32]byte{i.seed}).Read(b[:i.written]) // never fails
+	return b
+}
+
+// imports says whether the ISO storage takes images of disks. Since 8.3 Proxmox allows
+// that for "local" by default, unless its contents were set.
+func (s *server) imports() bool {
+	s.t.Helper()
+	return strings.Contains(text(s.storageConfig(s.place.isoStorage)["content"]), "import")
+}
+
+// data is a new data disk in a create call: one with recognizable content if an image can
+// be imported, a blank one of a unique size otherwise.
+func (s *server) data(key string) string {
+	s.t.Helper()
+	if !s.imports() {
+		return s.blank(key)
+	}
+	return s.place.storage + ":0,import-from=" + s.dataImage(key)
+}
+
+func (s *server) dataImage(key string) (volid string) {
+	s.t.Helper()
+	name := isoPrefix + key + ".raw"
+	volid = s.place.isoStorage + ":import/" + name
+	if s.row(volid) == nil {
+		s.ownISO(volid)
+		e := s.wait(s.upload(part{name: "content", value: "import"}, file(name, string(dataImages()[key].bytes()))))
+		if e.Exit != "OK" {
+			s.t.Fatalf("upload of %s ended with %q: %q", name, e.Exit, e.Log)
+		}
+	}
+	return volid
+}
+
+// TestImport: how the exchanges get disks with unique content.
+func TestImport(t *testing.T) {
+	run(t, 0, func(t *testing.T, s *server) {
+		if !s.imports() {
+			s.skipf("needs content type import on %s: without it the data disks of the exchanges are blank", s.place.isoStorage)
+		}
+		id := s.newVM("scsi1="+s.data("scsi1")+",serial=data-1", "scsi2="+s.data("scsi2"))
+		used := map[string]allocated{}
+		for key, want := range dataImages() {
+			got := s.driveIs(key, s.config(id)[key])
+			used[key] = got.Used
+			if onFiles(got.volid) && got.Size != itoa(want.size) || got.Owner != id { // elsewhere it is rounded up
+				t.Errorf("%s is %+v", key, got)
+			}
+			if s.sim != nil && got.Bytes != sum(string(want.bytes())) {
+				t.Errorf("%s has other bytes than its image", key)
+			}
+			if strings.Contains(s.config(id)[key], "import-from") {
+				t.Errorf("%s is %s", key, s.config(id)[key])
+			}
+		}
+		if onFiles(s.volid(id, "scsi1")) && used["scsi2"]-used["scsi1"] <= 2*settling {
+			t.Errorf("they can't be told apart by what they take up: %v", used)
+		}
+		r := s.do(http.MethodPut, s.vm(id, "config"), "scsi3="+s.place.storage+":1,import-from="+s.dataImage("scsi1"))
+		wantRefusal(t, r, refused, map[string]string{"scsi3": "'import-from' requires special syntax - use <storage ID>:0,import-from=<source>"})
+	})
+}
+
+// machine is a VM as an exchange must leave or restore it, without what Proxmox regenerates.
+type machine struct {
+	Config map[string]string // all but renewed and drives
+	Drives map[string]driveIs
+	Pool   string
+	HA     string   // its state in HA; "": not managed
+	Loose  []string // volumes with its number that it does not name
+}
+
+// driveIs is what must stay the same of a disk, wherever it was meanwhile.
+type driveIs struct {
+	Options []string // sorted, including size
+	Owner   int      // VMID in the volume's name
+	Size    string   // of the volume, in bytes
+	Format  string
+	Used    allocated
+	Bytes   string // their SHA-256, in the simulator
+
+	volid string
+}
+
+// allocated is the allocated size of a volume. A file system may still be writing, or may trim what it had reserved.
+type allocated int64
+
+const settling = 64 << 10
+
+var settled = cmp.Options{
+	cmp.Comparer(func(a, b allocated) bool { return max(a, b)-min(a, b) <= settling }),
+	cmpopts.IgnoreUnexported(driveIs{}), cmpopts.EquateEmpty(),
+}
+
+// renewed is the complete list of what Proxmox regenerates for a new VM and nobody can
+// set, besides the names of volumes.
+func renewed() []string { return []string{"digest", "meta", "vmgenid"} }
+
+func (s *server) machine(id int) machine {
+	s.t.Helper()
+	m := machine{Config: s.config(id), Drives: map[string]driveIs{}, Pool: s.poolOf(id), HA: s.managedAs(id)}
+	named := []string{}
+	for _, key := range slices.Sorted(maps.Keys(m.Config)) {
+		value := m.Config[key]
+		switch {
+		case slices.Contains(renewed(), key):
+			delete(m.Config, key)
+		case key == "description": // Proxmox appends a line break
+			m.Config[key] = strings.TrimRight(value, "\n")
+		case !cluster.IsDiskKey(key):
+		case strings.Contains(value, "cloudinit"): // Proxmox adds its size later
+			volid, _, _ := strings.Cut(value, ",")
+			named = append(named, volid)
+			value, _, _ = strings.Cut(value, ",size=")
+			m.Config[key] = value
+		case !strings.Contains(value, "media=cdrom"):
+			delete(m.Config, key)
+			m.Drives[key] = s.driveIs(key, value)
+			named = append(named, m.Drives[key].volid)
+		}
+	}
+	for _, volid := range s.volumes(s.place.storage, id) {
+		if !slices.Contains(named, volid) {
+			m.Loose = append(m.Loose, volid)
+		}
+	}
+	return m
+}
+
+func (s *server) driveIs(key, value string) driveIs {
+	s.t.Helper()
+	d := must.Get(cluster.ParseDisk(key, value))(s.t)
+	slices.Sort(d.Options)
+	info := object(s.t, s.get(s.content(d.Volid)))
+	used, _ := info["used"].(float64)
+	out := driveIs{
+		Options: d.Options, Owner: int(d.Owner), Size: text(info["size"]), Format: text(info["format"]), Used: allocated(used), volid: d.Volid,
+	}
+	if s.sim != nil {
+		out.Bytes = s.sim.world.Media(d.Volid, s.place.node).SHA256()
+	}
+	return out
+}
+
+// managedAs is the state that HA requests for a VM; "" if it is not managed, or not visible.
+func (s *server) managedAs(id int) string {
+	s.t.Helper()
+	r := s.do(http.MethodGet, haResources)
+	rows, _ := r.Data.([]any)
+	for _, row := range rows {
+		if o := object(s.t, row); o["sid"] == "vm:"+itoa(id) {
+			return text(o["state"])
+		}
+	}
+	return ""
+}
+
+func (m machine) clone() machine {
+	m.Config, m.Drives = maps.Clone(m.Config), maps.Clone(m.Drives)
+	return m
+}
+
+// renewedBy is the machine after an exchange for a blank system disk: unchanged except for that and the run's mark.
+func (m machine) renewedBy(run string, serial string) machine {
+	m = m.markedBy(run)
+	system := m.Drives["scsi0"]
+	system.Options = slices.Clone(system.Options)
+	for i, o := range system.Options {
+		if strings.HasPrefix(o, "serial=") {
+			system.Options[i] = "serial=" + serial
+		}
+	}
+	system.Options = append(system.Options, fmt.Sprintf("wwn=0x3%.15s", fmt.Sprintf("%x", sha256.Sum256([]byte(serial)))))
+	slices.Sort(system.Options)
+	system.Used, system.Bytes = 0, ""
+	m.Drives["scsi0"] = system
+	return m
+}
+
+func (m machine) markedBy(run string) machine {
+	m = m.clone()
+	text, _, _ := strings.Cut(m.Config["description"], "\nrecast: run=")
+	m.Config["description"] = text + "\nrecast: run=" + run + " build=b0"
+	return m
+}
+
+// wantMachine compares the VM with the expected one.
+func (x *exchanged) wantMachine(t *testing.T, what string, want machine) {
+	t.Helper()
+	got := x.s.machine(x.id)
+	if want.Drives["scsi0"].Bytes == "" { // a blank one
+		system := got.Drives["scsi0"]
+		if x.s.sim != nil && x.s.sim.world.Media(system.volid, x.s.place.node).Size() > 0 {
+			t.Errorf("%s: scsi0 is not blank", what)
+		}
+		system.Used, system.Bytes = 0, "" // a storage may preallocate
+		got.Drives["scsi0"] = system
+	}
+	must.Equal(t, what+": the VM", want, got, settled)
+}
+
+// wantKept requires the node's parking VM to be protected, with a closed record, and with
+// only old system disks, the newest last.
+func (x *exchanged) wantKept(t *testing.T, what string, systems ...driveIs) {
+	t.Helper()
+	parking, err := x.parking(x.s.client)
+	if err != nil || parking == nil {
+		t.Errorf("%s: parking VM: %v, %v", what, parking, err)
+		return
+	}
+	rec, id := parking.Record, int(parking.VM.ID)
+	if rec.Open || rec.PutBack || rec.Intent != nil || len(rec.Disks) > 0 || len(rec.Kept) != len(systems) || parking.VM.Config["protection"] != "1" {
+		t.Errorf("%s: record %+v, protection %q", what, rec, parking.VM.Config["protection"])
+		return
+	}
+	got, want := x.s.machine(id), map[string]driveIs{}
+	for i, d := range systems {
+		d.Owner, d.Options = id, notBackedUp(d.Options)
+		want[rec.Kept[i].Key] = d
+	}
+	must.Equal(t, what+": what is parked", want, got.Drives, settled)
+	must.Equal(t, what+": what is parked without a name", 0, len(got.Loose))
+}
+
+// wantGivenUp is wantKept after a cancelled exchange: the new system disk, if it was made, is the parked one.
+func (x *exchanged) wantGivenUp(t *testing.T, what, run string, made bool) {
+	t.Helper()
+	parking, err := x.parking(x.s.client)
+	if err == nil && parking != nil && len(parking.Record.Kept) == 0 && !made {
+		x.wantKept(t, what)
+		return
+	}
+	if err != nil || parking == nil || len(parking.Record.Kept) != 1 || !parking.Record.Kept[0].GivenUp || parking.Record.Kept[0].Run != run {
+		t.Errorf("%s: parking VM %v, %v", what, parking, err)
+		return
+	}
+	x.wantKept(t, what, x.replacement(run))
+}
+
+// notBackedUp are the options of a drive while it is parked.
+func notBackedUp(options []string) []string {
+	out := slices.DeleteFunc(slices.Clone(options), func(o string) bool { return strings.HasPrefix(o, "backup=") })
+	out = append(out, "backup=0")
+	slices.Sort(out)
+	return out
+}
 
 // values is a form for recast's client.
 func values(form ...string) map[string]string {

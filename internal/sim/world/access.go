@@ -1,6 +1,7 @@
 package world
 
 import (
+	"cmp"
 	"crypto/hmac"
 	"crypto/rand"
 	"crypto/sha256"
@@ -383,4 +384,384 @@ func (w *World) verify(signed string) (content string, ok bool) {
 		return "", false
 	}
 	return text[:i], true
+}
+
+func vmPath(id int) string { return "/vms/" + strconv.Itoa(id) }
+
+// checkVM checks a privilege on a VM. For a VM that is to be created in a pool, a privilege on the pool suffices.
+func (w *World) checkVM(user string, id int, pool, privilege string) error {
+	err := w.check(user, vmPath(id), privilege)
+	if err != nil && pool != "" && w.check(user, "/pool/"+pool, privilege) == nil {
+		return nil
+	}
+	return err
+}
+
+// optionPrivilege returns the privilege to change an option whatever its value; "" if only the real root@pam may.
+func optionPrivilege(key string) string {
+	switch optionName(key) {
+	case "boot", "bootdisk", "vmstatestorage":
+		return "VM.Config.Disk"
+	case "cores", "cpu", "cpulimit", "cpuunits", "numa", "numa#", "smp", "sockets", "vcpus":
+		return "VM.Config.CPU"
+	case "memory", "balloon", "shares", "allow-ksm":
+		return "VM.Config.Memory"
+	case "acpi", "audio", "hotplug", "kvm", "machine", "rng", "scsihw", "smbios1", "tablet", "vga", "watchdog":
+		return "VM.Config.HWType"
+	case "net":
+		return "VM.Config.Network"
+	case "freeze":
+		return "VM.PowerMgmt"
+	case "affinity", "amd-sev", "arch", "args", "hookscript", "hugepages", "intel-tdx", "ivshmem", "keephugepages",
+		"lock", "parallel", "spice_enhancements", "vmgenid":
+		return ""
+	}
+	return "VM.Config.Options"
+}
+
+// asksForValue reports whether the required privilege depends on the option's value. The value is checked later.
+func asksForValue(key string) bool {
+	return isDriveKey(key) || slices.Contains([]string{"serial", "usb", "hostpci", "virtiofs", "tags"}, optionName(key))
+}
+
+// checkKeys checks every key that is set or deleted, except keys whose required privilege depends on their value
+// (check_vm_modify_config_perm in Qemu.pm).
+func (w *World) checkKeys(user string, id int, pool string, keys []string) error {
+	if user == "" || user == "root@pam" {
+		return nil
+	}
+	for _, key := range keys {
+		if asksForValue(key) {
+			continue
+		}
+		if isCloudInitOption(key) {
+			if w.checkVM(user, id, pool, "VM.Config.Cloudinit") != nil && w.checkVM(user, id, pool, "VM.Config.Network") != nil {
+				return denied(vmPath(id), "VM.Config.Cloudinit|VM.Config.Network")
+			}
+			continue
+		}
+		privilege := optionPrivilege(key)
+		if privilege == "" {
+			return failf("only root can set '%s' config", key)
+		}
+		if err := w.checkVM(user, id, pool, privilege); err != nil {
+			return err
+		}
+		if key == "startup" {
+			if err := w.check(user, "/", "Sys.Modify"); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+func isCloudInitOption(key string) bool {
+	names := []string{"ipconfig", "nameserver", "searchdomain", "cicustom", "cipassword", "citype", "ciupgrade", "ciuser", "sshkeys"}
+	return slices.Contains(names, optionName(key))
+}
+
+// checkDevice checks options whose value matters: a drive, a port, a device of the host.
+// verb is the action: "set", "modify" or "delete".
+func (w *World) checkDevice(user string, id int, pool, key, value, verb string) error {
+	if user == "" || user == "root@pam" {
+		return nil
+	}
+	if isDriveKey(key) {
+		return w.checkDriveRight(user, id, pool, key, value)
+	}
+	mapping := property(value, "mapping")
+	switch optionName(key) {
+	case "serial":
+		if value != "socket" {
+			return failf("only root can %s '%s' config for real devices", verb, key)
+		}
+		return w.checkVM(user, id, pool, "VM.Config.HWType")
+	case "usb":
+		if err := w.checkVM(user, id, pool, "VM.Config.HWType"); err != nil || isSpice(value) {
+			return err
+		}
+		if mapping == "" {
+			return failf("only root can set '%s' config for real devices", key)
+		}
+		return w.check(user, "/mapping/usb/"+mapping, "Mapping.Use")
+	case "hostpci":
+		if mapping == "" {
+			return failf("only root can set '%s' config for non-mapped devices", key)
+		}
+		if err := w.check(user, "/mapping/pci/"+mapping, "Mapping.Use"); err != nil {
+			return err
+		}
+		return w.checkVM(user, id, pool, "VM.Config.HWType")
+	case "rng":
+		if property("source="+strings.TrimPrefix(value, "source="), "source") == "/dev/hwrng" {
+			return w.check(user, "/mapping/hwrng", "Mapping.Use")
+		}
+	case "virtiofs":
+		if err := w.checkVM(user, id, pool, "VM.Config.Disk"); err != nil {
+			return err
+		}
+		directory, _, _ := strings.Cut(strings.TrimPrefix(value, "dirid="), ",")
+		return w.check(user, "/mapping/dir/"+directory, "Mapping.Use")
+	case "tags":
+		return w.checkTags(user, id, pool, w.tagsOf(id), value)
+	}
+	return nil
+}
+
+func isSpice(usb string) bool {
+	host, _, _ := strings.Cut(strings.TrimPrefix(usb, "host="), ",")
+	return strings.EqualFold(host, "spice")
+}
+
+// checkDriveRight checks the privilege for a drive: a CD-ROM drive needs another privilege than a disk, and a
+// cloud-init drive needs an additional one.
+func (w *World) checkDriveRight(user string, id int, pool, key, value string) error {
+	d, err := parseDrive(key, value)
+	switch {
+	case err != nil:
+		return err
+	case isCloudInit(d.volid):
+		if err := w.checkVM(user, id, pool, "VM.Config.Cloudinit"); err != nil {
+			return err
+		}
+		return w.checkVM(user, id, pool, "VM.Config.CDROM")
+	case d.cdrom():
+		return w.checkVM(user, id, pool, "VM.Config.CDROM")
+	}
+	return w.checkVM(user, id, pool, "VM.Config.Disk")
+}
+
+// checkBridges checks the privilege to use the bridges of all network cards.
+func (w *World) checkBridges(user string, set map[string]string) error {
+	for _, key := range slices.Sorted(maps.Keys(set)) {
+		bridge := property(set[key], "bridge")
+		if optionName(key) != "net" || bridge == "" {
+			continue
+		}
+		if err := w.check(user, "/sdn/zones/"+w.zoneOf(bridge)+"/"+bridge, "SDN.Use"); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func isCDROM(key, value string) bool {
+	if value == "" || !isDriveKey(key) {
+		return false
+	}
+	d, err := parseDrive(key, value)
+	return err == nil && d.cdrom()
+}
+
+// checkDrives checks the form of drives that are set ($check_drive_param in Qemu.pm).
+func checkDrives(set map[string]string) error {
+	for _, key := range driveKeys(set) {
+		if strings.HasPrefix(key, "unused") {
+			continue
+		}
+		d, err := parseDrive(key, set[key])
+		if err != nil {
+			return err
+		}
+		if d.options["import-from"] != "" {
+			if err := checkImportForm(key, d); err != nil {
+				return err
+			}
+		}
+		if _, name, _ := strings.Cut(d.volid, ":"); strings.HasPrefix(name, "iso/") && d.options["media"] != "cdrom" {
+			return BadParam(key, "explicit 'media=cdrom' is required for iso images")
+		}
+	}
+	return nil
+}
+
+// checkVolumes checks the volumes of drives that are set: the space for new volumes, and the access to existing
+// volumes ($check_storage_access in Qemu.pm).
+func (w *World) checkVolumes(user string, id int, set map[string]string) error {
+	for _, key := range driveKeys(set) {
+		d, err := parseDrive(key, set[key])
+		if err != nil {
+			return err
+		}
+		if err := w.checkDriveVolume(user, id, key, d); err != nil {
+			return err
+		}
+		if source := d.options["import-from"]; source != "" {
+			if err := w.checkSource(user, id, key, source); err != nil {
+				return err
+			}
+		}
+	}
+	if storageID := set["vmstatestorage"]; storageID != "" {
+		return w.check(user, "/storage/"+storageID, "Datastore.AllocateSpace")
+	}
+	return nil
+}
+
+func (w *World) checkDriveVolume(user string, id int, key string, d drive) error {
+	storageID, _, isRequest := d.request()
+	switch {
+	case d.volid == "none", isRequest && isCloudInit(d.volid):
+		return nil
+	case d.volid == "cdrom":
+		return w.check(user, "/", "Sys.Console")
+	case !isRequest:
+		return w.checkAttached(user, id, key, d.volid)
+	}
+	if err := w.check(user, "/storage/"+storageID, "Datastore.AllocateSpace"); err != nil {
+		return err
+	}
+	s, known := w.storages[storageID]
+	if !known {
+		return failf("storage '%s' does not exist", storageID)
+	}
+	if !s.holds("images") {
+		return BadParam("storage", "storage '%s' does not support vm images", storageID)
+	}
+	return nil
+}
+
+// checkAttached checks the access to an existing volume, and that the volume can be a drive.
+func (w *World) checkAttached(user string, id int, key, volid string) error {
+	if err := w.checkVolume(user, id, volid); err != nil || !strings.Contains(volid, ":") {
+		return err
+	}
+	if _, kind, _, err := w.kindOf(volid); err != nil || !attachable(kind) {
+		return cmp.Or(err, BadParam(key, "content type needs to be 'images' or 'iso'"))
+	}
+	return nil
+}
+
+// checkVolume makes the check before a volume is attached to VM id, or shown (id 0) (check_volume_access in
+// Storage.pm).
+func (w *World) checkVolume(user string, id int, volid string) error {
+	storageID, _, ok := strings.Cut(volid, ":")
+	if !ok {
+		if user == "" || user == "root@pam" {
+			return nil
+		}
+		return failf("Only root can pass arbitrary filesystem paths.")
+	}
+	_, kind, _, err := w.kindOf(volid)
+	if err != nil {
+		return err
+	}
+	owner, path := volumeOwner(volid), "/storage/"+storageID
+	if w.check(user, path, "Datastore.Allocate") == nil {
+		return nil
+	}
+	switch {
+	case kind == isoKind, kind == templateKind, kind == importKind:
+		return w.check(user, path, "Datastore.AllocateSpace", "Datastore.Audit")
+	case owner == 0:
+		return failf("missing privileges to access %s", volid)
+	case owner == id:
+		return nil
+	}
+	if err := w.check(user, path, "Datastore.Audit"); err != nil {
+		return err
+	}
+	return w.check(user, vmPath(owner), "VM.Config.Disk")
+}
+
+// CheckVolume makes the check before a volume's attributes are shown.
+func (w *World) CheckVolume(user, volid string) error {
+	return look(w, func() error { return w.checkVolume(user, 0, volid) })
+}
+
+// MaySee reports whether the content listing shows a volume to user.
+func (w *World) MaySee(user, volid string) bool {
+	return look(w, func() bool { return w.checkVolume(user, 0, volid) == nil })
+}
+
+// RegisterTags makes tags of VMs privileged: only users with Sys.Modify on / may add or remove privileged tags.
+func (w *World) RegisterTags(tags ...string) { w.set(func() { w.registered = toSet(tags) }) }
+
+// RegisteredTags lists the privileged tags.
+func (w *World) RegisteredTags() []string {
+	return look(w, func() []string { return slices.Sorted(maps.Keys(w.registered)) })
+}
+
+// TagAccess is datacenter.cfg's user-tag-access: which tags a user without Sys.Modify on / may add to
+// a VM or take from it (pve-cluster, DataCenterConfig.pm).
+type TagAccess struct {
+	Allow string   // "free", "existing", "list" or "none"; "" is "free"
+	List  []string // user-allow-list: always allowed, unless Allow is "none"
+}
+
+// RestrictTags sets user-tag-access.
+func (w *World) RestrictTags(a TagAccess) { w.set(func() { w.tagAccess = a }) }
+
+// TagAccess returns user-tag-access.
+func (w *World) TagAccess() TagAccess { return look(w, func() TagAccess { return w.tagAccess }) }
+
+// AllowedTags lists the known tags that user may set: the tags of the VMs that user may see, without the privileged
+// tags (pve-guest-common, GuestHelpers.pm, get_allowed_tags).
+func (w *World) AllowedTags(user string) []string {
+	w.mu.Look()
+	defer w.mu.Unlock()
+	list := slices.AppendSeq([]string{}, maps.Keys(w.allowedTags(user))) // an empty list, not null
+	slices.Sort(list)
+	return list
+}
+
+func (w *World) allowedTags(user string) map[string]bool {
+	privileged := w.check(user, "/", "Sys.Modify") == nil
+	allow := cmp.Or(w.tagAccess.Allow, "free")
+	allowed := map[string]bool{}
+	if allow != "none" || privileged {
+		maps.Copy(allowed, toSet(w.tagAccess.List))
+	}
+	if allow == "free" || allow == "existing" || privileged {
+		for id, v := range w.vms {
+			for _, tag := range splitTags(v.config["tags"]) {
+				if privileged || w.check(user, vmPath(id), "VM.Audit") == nil {
+					allowed[tag] = true
+				}
+			}
+		}
+	}
+	if privileged {
+		maps.Copy(allowed, w.registered)
+		return allowed
+	}
+	maps.DeleteFunc(allowed, func(tag string, _ bool) bool { return w.registered[tag] })
+	return allowed
+}
+
+// checkTags checks every added or removed tag (GuestHelpers.pm, assert_tag_permissions). old are the tags before.
+func (w *World) checkTags(user string, id int, pool, old, value string) error {
+	if err := w.checkVM(user, id, pool, "VM.Config.Options"); err != nil {
+		return err
+	}
+	was, is := toSet(splitTags(old)), toSet(splitTags(value))
+	all := maps.Clone(was)
+	maps.Copy(all, is)
+	if w.check(user, "/", "Sys.Modify") == nil {
+		return nil
+	}
+	free := cmp.Or(w.tagAccess.Allow, "free") == "free"
+	allowed := w.allowedTags(user)
+	for _, tag := range slices.Sorted(maps.Keys(all)) {
+		if was[tag] != is[tag] && (w.registered[tag] || !free && !allowed[tag]) {
+			return denied("/", "Sys.Modify for modifying tag '"+tag+"'")
+		}
+	}
+	return nil
+}
+
+func (w *World) tagsOf(id int) string {
+	if v := w.vms[id]; v != nil {
+		return v.config["tags"]
+	}
+	return ""
+}
+
+// noTags is the value that create_vm hands to assert_tag_permissions as the tags before: an empty hash in place of a
+// string, which reads as one more tag that is removed (qemu-server 9.2, API2/Qemu.pm, create_vm).
+const noTags = "HASH(0x5581a1d7c2b8)"
+
+func splitTags(tags string) []string {
+	return strings.FieldsFunc(tags, func(r rune) bool { return strings.ContainsRune(";, ", r) })
 }
