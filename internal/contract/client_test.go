@@ -89,7 +89,6 @@ func (s *server) newPlainNode(form ...string) *exchanged {
 	return s.makeNode(mixed(), s.blank, form...)
 }
 
-// blank is a new blank data disk of a unique size.
 func (s *server) blank(key string) string {
 	return s.place.storage + ":" + map[string]string{"scsi1": "1", "scsi2": "3"}[key]
 }
@@ -158,7 +157,6 @@ func (x *exchanged) fill() {
 	}
 }
 
-// newClient is a recast client with its own connection, like that of another process.
 func (s *server) newClient() *pve.Client {
 	s.t.Helper()
 	o := s.trusting()
@@ -183,17 +181,14 @@ func (x *exchanged) open(px cluster.Proxmox, strategy cluster.Strategy, run stri
 	return x.process(px, strategy, run).Begin(x.s.t.Context(), false)
 }
 
-// parking finds the node's parking VM as recast does; nil if there is none.
 func (x *exchanged) parking(px cluster.Proxmox) (*parking.Parking, error) {
 	return x.process(px, "", "").Parking(x.s.t.Context())
 }
 
-// exchange begins an exchange, or resumes it, and completes it.
 func (x *exchanged) exchange(px cluster.Proxmox, strategy cluster.Strategy, run string) error {
 	return x.resume(px, strategy, run, false)
 }
 
-// interrupt ends an exchange before it is complete.
 func (x *exchanged) interrupt(t *testing.T, px *dying, strategy cluster.Strategy) {
 	t.Helper()
 	if err := x.exchange(px, strategy, "r1"); err == nil {
@@ -500,7 +495,6 @@ func (x *exchanged) wantGivenUp(t *testing.T, what, run string, made bool) {
 	x.wantKept(t, what, x.replacement(run))
 }
 
-// notBackedUp are the options of a drive while it is parked.
 func notBackedUp(options []string) []string {
 	out := slices.DeleteFunc(slices.Clone(options), func(o string) bool { return strings.HasPrefix(o, "backup=") })
 	out = append(out, "backup=0")
@@ -508,7 +502,6 @@ func notBackedUp(options []string) []string {
 	return out
 }
 
-// values is a form for recast's client.
 func values(form ...string) map[string]string {
 	out := map[string]string{}
 	for _, f := range form {
@@ -519,7 +512,6 @@ func values(form ...string) map[string]string {
 	return out
 }
 
-// read reads a VM with recast's client.
 func (s *server) read(id int) cluster.VM {
 	s.t.Helper()
 	vm := must.Get(s.client.VM(s.t.Context(), cluster.VMID(id)))(s.t)
@@ -602,14 +594,12 @@ func (s *server) trusting() api.Options {
 	return o
 }
 
-// asking reads something with a separate client.
 func (s *server) asking(o api.Options) error {
 	s.t.Helper()
 	_, err := s.connect(o).Quorate(s.t.Context())
 	return err
 }
 
-// change is one kind of recast's changes.
 type change struct {
 	prepare func(s *server) (id int)
 	do      func(s *server, c *pve.Client, id int) error
@@ -743,7 +733,6 @@ func (s *server) losing(before bool) (px *pve.Client, lost *atomic.Int32) {
 	return s.connect(o), lost
 }
 
-// trip is a way to the server.
 type trip func(*http.Request) (*http.Response, error)
 
 func (t trip) RoundTrip(req *http.Request) (*http.Response, error) { return t(req) }
@@ -845,7 +834,6 @@ func TestDoctor(t *testing.T) {
 	})
 }
 
-// doctor checks a project whose only node is that VM.
 func (s *server) doctor(id int) checkup.Result {
 	s.t.Helper()
 	c := &config.Config{

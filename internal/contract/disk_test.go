@@ -13,7 +13,6 @@ import (
 	"github.com/recast-sh/recast/internal/sim/must"
 )
 
-// disk is a new disk of 1 GiB: "data:1".
 func (s *server) disk() string { return s.place.storage + ":1" }
 
 // diskName is the last part of a volid, without extension: "vm-90000-disk-0".
@@ -46,7 +45,6 @@ func (s *server) row(volid string) map[string]any {
 	return nil
 }
 
-// wantThere requires a volume to be on its storage, wantFreed that it is not.
 func (s *server) wantThere(volid string) {
 	s.t.Helper()
 	if s.row(volid) == nil {
@@ -61,7 +59,6 @@ func (s *server) wantFreed(volid string) {
 	}
 }
 
-// wantVolumes requires these volumes with a VM's number, and no others.
 func (s *server) wantVolumes(id int, want ...string) {
 	s.t.Helper()
 	same(s.t, want, s.volumes(s.place.storage, id))

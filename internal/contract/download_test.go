@@ -344,7 +344,6 @@ func (s *server) takesImages() {
 	}
 }
 
-// tiny uploads a disk image and returns its volume.
 func (s *server) tiny(content string) (volid string) {
 	s.t.Helper()
 	name := s.diskName()

@@ -111,7 +111,6 @@ func TestPutBack(t *testing.T) {
 	}
 }
 
-// TestExchangeGrows: a larger system disk gets its size.
 func TestExchangeGrows(t *testing.T) {
 	long(t)
 	run(t, 0, func(t *testing.T, s *server) {
@@ -235,7 +234,6 @@ func (a around) try(t *testing.T, s *server, u unfinished) {
 	s.intact(t)
 }
 
-// serial is that of the present system disk.
 func (x *exchanged) serial() string {
 	x.s.t.Helper()
 	d := must.Get(cluster.ParseDisk("scsi0", x.s.config(x.id)["scsi0"]))(x.s.t)
@@ -342,7 +340,6 @@ func foreignHands() map[string]foreign {
 	}
 }
 
-// foreignRecords are another person's changes of the parking VM.
 func foreignRecords() map[string]foreign {
 	rewrite := func(from, to string) func(*server, *exchanged) {
 		return func(s *server, x *exchanged) {
@@ -679,7 +676,6 @@ func (u unfinished) isolated(t *testing.T, s *server, k int) {
 	s.sim.world.SetQuorum(true)
 }
 
-// errKilled is the result of every action of a killed process.
 var errKilled = errors.New("killed")
 
 // dying is a Proxmox for a process that will be killed: from some change on it makes no
@@ -697,7 +693,6 @@ type dying struct {
 
 var _ cluster.Proxmox = (*dying)(nil)
 
-// mutation is a change that recast is about to make.
 type mutation struct {
 	what string // the method
 	set  map[string]string
@@ -722,10 +717,8 @@ func mortal(px cluster.Proxmox, lives func(changes int, c mutation) bool) *dying
 	return &dying{Access: px, Inventory: px, Tasks: px, px: px, lives: lives}
 }
 
-// immortal only counts.
 func immortal(int, mutation) bool { return true }
 
-// after allows n changes.
 func after(n int) func(int, mutation) bool {
 	return func(changes int, _ mutation) bool { return changes < n }
 }
@@ -818,7 +811,6 @@ func (s *server) claimant(id int, run string) *claim.Claim {
 	}
 }
 
-// beat is the counter of the claim's holder.
 func (s *server) beat(id int) int {
 	s.t.Helper()
 	state, found, err := claim.Peek([]cluster.VM{s.read(id)}, exchangeCluster, cluster.VMID(id))
@@ -828,7 +820,6 @@ func (s *server) beat(id int) int {
 	return state.Beat
 }
 
-// TestClaim: one process at a time.
 func TestClaim(t *testing.T) {
 	story(t, "keeps a second process out, for as long as the first one lives", 0, func(t *testing.T, s *server) {
 		id := s.freeID()

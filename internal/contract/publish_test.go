@@ -55,7 +55,6 @@ func (s *server) uploadTo(node, storage string, parts ...part) reply {
 	return s.raw(http.MethodPost, "/nodes/"+node+"/storage/"+storage+"/upload", multipart, form(parts...))
 }
 
-// upload sends parts to the ISO storage.
 func (s *server) upload(parts ...part) reply {
 	s.t.Helper()
 	return s.uploadTo(s.place.node, s.place.isoStorage, parts...)
@@ -300,7 +299,6 @@ func wantPlain(t *testing.T, got reply, status string) {
 	}
 }
 
-// storageConfig is the cluster-wide definition of a storage.
 func (s *server) storageConfig(id string) map[string]any {
 	s.t.Helper()
 	for _, entry := range s.rows("/storage") {
@@ -325,7 +323,6 @@ func (s *server) clientUploadOK(name, content string) {
 	must.Do(s.t, s.client.Upload(s.t.Context(), s.clientUpload(name, content)))
 }
 
-// stored is the ISO as the client lists it, without its time.
 func (s *server) stored(node, storage, name string) (images.StoredISO, bool) {
 	s.t.Helper()
 	isos := must.Get(s.client.ISOs(s.t.Context(), node, storage))(s.t)

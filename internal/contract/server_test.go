@@ -49,7 +49,6 @@ func (s *slice) next() bool {
 	return !testing.Short() || s.seen%32 == 1
 }
 
-// story is one of those cases.
 func (s *slice) story(t *testing.T, name string, n needs, test func(t *testing.T, s *server)) {
 	t.Helper()
 	if s.next() {
@@ -238,13 +237,11 @@ type reply struct {
 	Body    []byte
 }
 
-// do sends a form of "key=value" pairs with the token.
 func (s *server) do(method, path string, form ...string) reply {
 	s.t.Helper()
 	return s.as(s.place.token, method, path, form...)
 }
 
-// poor sends a form with the token without permissions.
 func (s *server) poor(method, path string, form ...string) reply {
 	s.t.Helper()
 	return s.as(s.place.poor, method, path, form...)
@@ -502,7 +499,6 @@ func (s *server) vm(id int, what string) string {
 	return path + "/" + what
 }
 
-// config is a VM's configuration, everything as text.
 func (s *server) config(id int) map[string]string {
 	s.t.Helper()
 	out := map[string]string{}
@@ -547,13 +543,11 @@ func (s *server) stop(id int) {
 	s.taskOK(http.MethodPost, s.vm(id, "status/stop"))
 }
 
-// wantStatus requires a VM to be "running" or "stopped".
 func (s *server) wantStatus(id int, want string) {
 	s.t.Helper()
 	same(s.t, any(want), object(s.t, s.get(s.vm(id, "status/current")))["status"])
 }
 
-// volumes lists the volids with a VMID on a storage of the node, sorted.
 func (s *server) volumes(storage string, owner int) []string {
 	s.t.Helper()
 	var out []string
@@ -576,14 +570,12 @@ func (s *server) isoName() string {
 	return name
 }
 
-// ownISO removes a volume at the end.
 func (s *server) ownISO(volid string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.isos = append(s.isos, volid)
 }
 
-// privileges are the token's at a path.
 func (s *server) privileges(path string) []string {
 	s.t.Helper()
 	var out []string
@@ -646,7 +638,6 @@ func (s *server) underHA(path string) bool {
 	return text(ha["managed"]) == "1"
 }
 
-// where finds the node of a VM.
 func (s *server) where(id int) (node string, found bool) {
 	for _, node := range []string{s.place.node, s.place.node2} {
 		if node == "" {

@@ -105,7 +105,6 @@ func (l *Lab) Close() error {
 // Client returns a client's dialer into the lab's network.
 func (l *Lab) Client() *network.Dialer { return l.o.Network.Dialer() }
 
-// delay waits for d of simulated time.
 func (l *Lab) delay(ctx context.Context, d time.Duration) error {
 	t := time.NewTimer(time.Duration(float64(d) / l.o.Speed))
 	defer t.Stop()
@@ -117,7 +116,6 @@ func (l *Lab) delay(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// serveHTTP serves plain HTTP at an address until Close.
 func (l *Lab) serveHTTP(ctx context.Context, addr string, h http.Handler) error {
 	listener, err := l.o.Network.Listen(addr)
 	if err != nil {
@@ -264,7 +262,6 @@ func (k kubelet) StaticPods(uuid string, pods []talosapi.StaticPod) {
 
 func (k kubelet) NodeDown(_, uuid string) { k.lab.Kube.NodeDown(uuid) }
 
-// agent answers as the QEMU guest agent of the machines.
 func (l *Lab) agent(vmid int) ([]world.Interface, bool) { return l.machines.Agent(vmid) }
 
 // Options shape a lab.
@@ -597,7 +594,6 @@ func (l *Lab) startAPIServer(ctx context.Context, s talosapi.APIServer) *apiServ
 	return r
 }
 
-// end closes every connection and waits for the handlers.
 func (r *apiServer) end() {
 	r.cancel()
 	r.done.Wait()

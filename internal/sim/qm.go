@@ -97,7 +97,6 @@ func (c command) unknown() error {
 	return fmt.Errorf("ERROR: unknown command '%s'", strings.Join(append([]string{c.name}, c.words...), " "))
 }
 
-// take removes an option and returns its value.
 func (c command) take(name string) string {
 	value := c.options[name]
 	delete(c.options, name)

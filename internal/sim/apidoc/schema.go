@@ -32,7 +32,6 @@ type endpoint struct {
 	methods  map[string]*method
 }
 
-// method is one HTTP method of a path.
 type method struct {
 	unreadable string // why its parameters can't be checked; "" if they can
 	open       bool   // it accepts undefined parameters
@@ -189,7 +188,6 @@ func (p *property) describe(name string) Parameter {
 
 func segments(path string) []string { return strings.Split(strings.Trim(path, "/"), "/") }
 
-// properties are parameters, or the keys of a property string.
 type properties map[string]*property
 
 // property is one of them, with the keywords of PVE::JSONSchema.
@@ -380,7 +378,6 @@ func (s *Schema) Check(call record.Call) Verdict {
 	return c.verdict
 }
 
-// check is one request being checked.
 type check struct {
 	schema  *Schema
 	call    record.Call
@@ -492,7 +489,6 @@ func (c *check) object(at string, m *method, values map[string]string) {
 // secret says whether records omit a parameter.
 func secret(at, name string) bool { return at == "" && (name == "password" || name == "cipassword") }
 
-// property is the definition of a parameter; nil if there is none.
 func (m *method) property(name string) *property {
 	if p := m.params[name]; p != nil {
 		return p
@@ -592,7 +588,6 @@ func (c *check) unchecked(at, what string) {
 	}
 }
 
-// shown is a value, shortened for messages.
 func shown(value string) string {
 	value = strings.Join(strings.Fields(value), " ")
 	if runes := []rune(value); len(runes) > 80 {
@@ -820,7 +815,6 @@ func isPhysBits(s string) bool {
 	return s == "host" || err == nil && n >= 8 && n <= 64
 }
 
-// isDisk says whether a key is that of a bootable disk.
 func isDisk(key string) bool {
 	return numbered(key, map[string]int{"ide": 3, "sata": 5, "scsi": 30, "virtio": 15})
 }

@@ -232,7 +232,6 @@ func (f *Factory) proxy(w http.ResponseWriter, r *http.Request, what, reference 
 	return err
 }
 
-// registryClient is a client of the registry for the factory and for publishers.
 type registryClient struct {
 	registry  name.Registry
 	transport http.RoundTripper
@@ -339,7 +338,6 @@ func (f *Factory) Store() http.Handler {
 	})
 }
 
-// storeURL returns an asset's signed URL in the store.
 func (f *Factory) storeURL(content []byte) string {
 	sum := sha256.Sum256(content)
 	name := hex.EncodeToString(sum[:])
@@ -592,7 +590,6 @@ func repush(ctx context.Context, reg registryClient, ref extensionRef) (artefact
 	return listed, patched.digest, err
 }
 
-// patch appends a numbered line to the extension's first file.
 func patch(e artefact.Extension) error {
 	files := slices.Sorted(maps.Keys(e.Files))
 	if len(files) == 0 {
@@ -635,13 +632,11 @@ func pushList(ctx context.Context, reg registryClient, talosVersion string, list
 // extensionsImage is the repository of the lists of official extensions, by Talos version.
 const extensionsImage = "siderolabs/extensions"
 
-// extensionRef is an official extension of one Talos version.
 type extensionRef struct {
 	repo, tag, digest   string // "siderolabs/iscsi-tools", "v0.2.0", digest of the index
 	author, description string
 }
 
-// extensionInfo is an extension as the API lists it.
 type extensionInfo struct {
 	Name        string `json:"name"`
 	Ref         string `json:"ref"`
@@ -812,7 +807,6 @@ func (c Catalog) PublishOverlays(ctx context.Context, talosVersion string, list 
 	return reg.push(ctx, overlaysImage, talosVersion, img)
 }
 
-// overlayInfo is an overlay in the API's list.
 type overlayInfo struct {
 	Name   string `json:"name"`
 	Image  string `json:"image"`

@@ -35,7 +35,6 @@ import (
 
 const maxBodyBytes = 3 << 20 // the real server's limit
 
-// answer is the result of a request, before it is written.
 type answer struct {
 	code  int
 	body  runtime.Object // sent as JSON or protobuf
@@ -70,7 +69,6 @@ func unstored(err error) answer {
 	}}
 }
 
-// read returns the request's body, with a limit.
 func read(r *http.Request) ([]byte, error) {
 	b, err := io.ReadAll(io.LimitReader(r.Body, maxBodyBytes+1))
 	if err != nil {
@@ -91,7 +89,6 @@ func (s *Server) decode(b []byte, into schema.GroupVersionKind) (runtime.Object,
 	return obj, nil
 }
 
-// decodeObject reads an object of the target's kind.
 func (s *Server) decodeObject(b []byte, t target) (store.Object, error) {
 	decode := s.decode
 	if !s.scheme.Recognizes(t.resource.GVK()) {
@@ -148,14 +145,12 @@ func (s *Server) serializer(r *http.Request) (runtime.SerializerInfo, error) {
 	return info, nil
 }
 
-// typed returns a copy of obj with its kind set.
 func (s *Server) typed(obj runtime.Object, gvk schema.GroupVersionKind) runtime.Object {
 	obj = obj.DeepCopyObject()
 	obj.GetObjectKind().SetGroupVersionKind(gvk)
 	return obj
 }
 
-// kindOf returns the group, version and kind of obj in an answer.
 func (s *Server) kindOf(obj runtime.Object) (schema.GroupVersionKind, error) {
 	if gvk := obj.GetObjectKind().GroupVersionKind(); !gvk.Empty() {
 		return gvk, nil
@@ -296,7 +291,6 @@ func (s *Server) table(as *tabular, gvk schema.GroupVersionKind, body runtime.Ob
 	return out, nil
 }
 
-// watching is a stream of changes to send.
 type watching struct {
 	changes  store.Watch
 	match    func(store.Object) bool
@@ -452,7 +446,6 @@ func (w *watching) selected(e store.Event) (watch.EventType, bool) {
 	return "", false
 }
 
-// target is what a request's path names.
 type target struct {
 	resource        store.Resource // zero if the path names no served resource
 	namespace, name string
@@ -501,7 +494,6 @@ func (s *Server) target(path string) target {
 	return t
 }
 
-// node returns the node in the request's path, if any.
 func (t target) node() string {
 	if t.resource.GroupVersionResource == store.Nodes() {
 		return t.name
@@ -525,7 +517,6 @@ func (t target) verb(r *http.Request) string {
 	return "get"
 }
 
-// isWatch reports whether a GET asks for a stream of changes.
 func isWatch(r *http.Request) bool {
 	v := r.URL.Query().Get("watch")
 	return v == "true" || v == "1"
@@ -571,7 +562,6 @@ func (s *Server) meta(r *http.Request) answer {
 	return s.unserved(r)
 }
 
-// describe answers with the OpenAPI document of a group and version.
 func (s *Server) describe(r *http.Request, path string) answer {
 	served := s.serves()
 	i := slices.IndexFunc(served, func(r store.Resource) bool { return openapi.Path(r.GroupVersion()) == path })
@@ -673,7 +663,6 @@ func (s *Server) serves() []store.Resource {
 	return slices.Concat(s.built, s.defined)
 }
 
-// newObject returns an empty object or list of that kind.
 func (s *Server) newObject(gvk schema.GroupVersionKind) (runtime.Object, error) {
 	if s.scheme.Recognizes(gvk) {
 		return s.scheme.New(gvk)
@@ -719,7 +708,6 @@ func decodeCustom(b []byte, gvk schema.GroupVersionKind) (runtime.Object, error)
 	return obj, nil
 }
 
-// part returns the part that an update of the target touches.
 func (t target) part() store.Part {
 	if t.sub == "" && !t.resource.Status {
 		return store.Whole

@@ -47,7 +47,6 @@ import (
 	"github.com/recast-sh/recast/internal/sim/record"
 )
 
-// bare creates a bare pod on wk1 and waits until it runs.
 func bare(t *testing.T, c kubernetes.Interface, namespace string, command ...string) *corev1.Pod {
 	t.Helper()
 	p, err := c.CoreV1().Pods(namespace).Create(t.Context(), &corev1.Pod{
@@ -234,7 +233,6 @@ func TestServiceProxy(t *testing.T) {
 	})
 }
 
-// asTable is what kubectl get asks for.
 const asTable = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json;as=Table;v=v1beta1;g=meta.k8s.io,application/json"
 
 // show is a table as kubectl prints it, without the columns of -o wide.
@@ -456,7 +454,6 @@ func node(name string, i int) kubeapi.NodeInfo {
 	}
 }
 
-// client is a normal client-go client with a kubeconfig.
 func (l *lab) client(t *testing.T, organization ...string) *kubernetes.Clientset {
 	t.Helper()
 	return must.Get(kubernetes.NewForConfig(l.config(t, organization...)))(t)
@@ -808,7 +805,6 @@ func TestListsComeInPages(t *testing.T) {
 	})
 }
 
-// deploy creates a Deployment of the app through the API.
 func deploy(t *testing.T, c kubernetes.Interface, app string, replicas int32, volumes ...corev1.Volume) {
 	t.Helper()
 	labels := map[string]string{"app": app}
@@ -837,7 +833,6 @@ func protect(t *testing.T, c kubernetes.Interface, app string, minAvailable int)
 	must.Get(c.PolicyV1().PodDisruptionBudgets("default").Create(t.Context(), b, metav1.CreateOptions{}))(t)
 }
 
-// podsOn lists the pods on a node, by name without the generated suffix.
 func podsOn(t *testing.T, c kubernetes.Interface, node string) []string {
 	t.Helper()
 	pods := must.Get(c.CoreV1().Pods("").List(t.Context(), metav1.ListOptions{FieldSelector: "spec.nodeName=" + node}))(t)

@@ -107,7 +107,6 @@ func TestDaemonSetRollsOut(t *testing.T) {
 	})
 }
 
-// proxies counts the pods of kube-proxy by image.
 func proxies(t *testing.T, c kubernetes.Interface) map[string]int {
 	t.Helper()
 	pods := must.Get(c.CoreV1().Pods("kube-system").List(t.Context(), metav1.ListOptions{LabelSelector: "k8s-app=kube-proxy"}))(t)
@@ -281,7 +280,6 @@ func TestCertificateRequestsAreSelectedBySigner(t *testing.T) {
 	})
 }
 
-// warned collects warnings of the API.
 type warned []string
 
 func (w *warned) HandleWarningHeader(_ int, _, text string) { *w = append(*w, text) }
@@ -509,7 +507,6 @@ func TestPodsOfALostNodeStayTerminating(t *testing.T) {
 	})
 }
 
-// static is a static pod of that version, ready or waiting for a reason.
 func static(component, version, waiting string) kubeapi.StaticPod {
 	return kubeapi.StaticPod{
 		Pod: &corev1.Pod{

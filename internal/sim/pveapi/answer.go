@@ -18,13 +18,11 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// answer is a route's result: data, and the fields beside it.
 type answer struct {
 	Data  any `json:"data"`
 	Total int `json:"total,omitempty"`
 }
 
-// object is a JSON object of an answer.
 type object map[string]any
 
 func writeAnswer(rw http.ResponseWriter, a answer) {
@@ -255,7 +253,6 @@ type rowOf struct {
 	seen               world.Report
 }
 
-// rows are the latest rows, by VMID.
 type rows struct {
 	mu    sync.Mutex
 	known map[int]*row
@@ -303,7 +300,6 @@ func uptimeOf(vm world.VM) int {
 // detect a Proxmox by it.
 const logo = "/pve2/images/logo-128.png"
 
-// writeLogo answers with a PNG of one pixel.
 func writeLogo(rw http.ResponseWriter) {
 	png, err := base64.StdEncoding.DecodeString("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg==")
 	if err != nil {

@@ -147,7 +147,6 @@ func vmResource(vm world.VM, seen world.Report, down bool) object {
 	return out
 }
 
-// containerResource returns a stopped container.
 func containerResource(ct world.Container) object {
 	return object{
 		"id": fmt.Sprintf("lxc/%d", ct.ID), "type": "lxc", "vmid": ct.ID, "name": ct.Name, "node": ct.Host, "status": "stopped", "template": 0,
@@ -360,7 +359,6 @@ func replicationEntry(j world.ReplicationJob) object {
 	return out
 }
 
-// replicationStatus returns what the VMs' host knows of their jobs.
 func replicationStatus(c *call) (any, error) {
 	here := map[int]bool{}
 	for _, vm := range c.VMs() {
@@ -582,7 +580,6 @@ func volumeAttributes(c *call) (any, error) {
 
 func deleteVolume(c *call) (any, error) { return c.DeleteVolume(c.user, c.node(), c.volid()) }
 
-// fileParams are the common parameters of uploads and downloads.
 var fileParams = []string{"content", "filename", "checksum", "checksum-algorithm"}
 
 func publishRoutes() []route {
@@ -615,7 +612,6 @@ func (c *call) mayFetch() error {
 	return &world.Error{Status: http.StatusForbidden, Message: "Permission check failed"}
 }
 
-// checkFile checks the parameters of an upload or download against the schema.
 func (c *call) checkFile() error {
 	wrong := map[string]string{}
 	oneOf := func(name string, values ...string) {
@@ -725,7 +721,6 @@ func (s *Server) authenticate(r *http.Request, q request) (user string, err erro
 	return user, nil
 }
 
-// open reports whether a request needs no authentication.
 func (q *request) open() bool {
 	path := "/" + strings.Join(q.path, "/")
 	return path == "/access/ticket" && (q.method == http.MethodGet || q.method == http.MethodPost)
@@ -800,7 +795,6 @@ func (c *call) capabilities(user string) object {
 	return out
 }
 
-// changePassword lets every user change their own password.
 func changePassword(c *call) (any, error) {
 	user := c.params["userid"]
 	if user != c.user && c.user != "root@pam" {
@@ -812,7 +806,6 @@ func changePassword(c *call) (any, error) {
 	return nil, nil
 }
 
-// refuseToken refuses API tokens.
 func (c *call) refuseToken(r route) error {
 	if !r.noToken || !strings.Contains(c.user, "!") {
 		return nil

@@ -244,7 +244,6 @@ func TestRequestUnderACrash(t *testing.T) {
 	})
 }
 
-// ha is the state and the HA part of a VM's status.
 func (l *lab) ha() []any {
 	l.t.Helper()
 	s := l.do("GET", vm+"/status/current").Data.(map[string]any)
@@ -286,7 +285,6 @@ func TestHARemovedLeavesTheVMAndItsRules(t *testing.T) {
 	})
 }
 
-// services lists the resources in HA's status.
 func (l *lab) services() []string {
 	l.t.Helper()
 	var list []string

@@ -207,7 +207,6 @@ func agentInterfaces(c *call) (any, error) {
 	})}, nil
 }
 
-// options returns the parameters for the VM's configuration.
 func (c *call) options() map[string]string {
 	set := maps.Clone(c.params)
 	maps.DeleteFunc(set, func(name, _ string) bool { return !world.IsOption(name) })
@@ -289,7 +288,6 @@ func resize(c *call) (any, error) {
 	})
 }
 
-// snapshots lists the snapshots and the VM's present state, "current".
 func snapshots(c *call) (any, error) {
 	vm, err := c.look()
 	if err != nil {
@@ -544,7 +542,6 @@ func haRules(c *call) (any, error) {
 	return list, nil
 }
 
-// haOf returns the HA part of a VM's status.
 func haOf(s world.HAStatus) object {
 	out := object{"managed": bit(s.Managed)}
 	if s.Managed {

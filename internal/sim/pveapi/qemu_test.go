@@ -823,7 +823,6 @@ func TestOptionsSurviveARecreate(t *testing.T) {
 	}
 }
 
-// optionKey is one of a numbered option's keys.
 func optionKey(name string) string {
 	switch name {
 	case "numa#":
@@ -907,7 +906,6 @@ func TestOptionsOfRoots(t *testing.T) {
 	}
 }
 
-// TestPasswordIsMasked: nobody can read a password.
 func TestPasswordIsMasked(t *testing.T) {
 	inLab(t, func(t *testing.T, l *lab) {
 		richLab(t, l)

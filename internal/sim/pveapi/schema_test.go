@@ -38,7 +38,6 @@ func TestRoutesAgreeWithTheSchema(t *testing.T) {
 	}
 }
 
-// template is the route's path in the schema's form.
 func (r route) template() string { return strings.ReplaceAll(r.path, "...}", "}") }
 
 func (r route) disagrees(defined []apidoc.Parameter) (problems []string) {

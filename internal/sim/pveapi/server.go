@@ -142,7 +142,6 @@ func (s *Server) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	s.answer(s.recorder.Counted(rw, seen), q, s.carryOut(r, user, q, seen, err))
 }
 
-// outcome is the result of a request.
 type outcome struct {
 	answer answer
 	err    error
@@ -212,7 +211,6 @@ func (s *Server) pause(r *http.Request, d time.Duration) bool {
 	return s.world.Delay(d) && r.Context().Err() == nil
 }
 
-// public returns the parameters without the secret ones.
 func public(params map[string]string) map[string]string {
 	out := make(map[string]string, len(params))
 	for name, value := range params {
@@ -276,7 +274,6 @@ func (s *Server) late(r *http.Request, q request, seen record.Call, held *record
 	return s.carryOut(r, user, q, seen, err)
 }
 
-// route is one method of one path.
 type route struct {
 	method string
 	path   string // "/nodes/{node}/qemu/{vmid}"; "{volume...}" takes the rest
@@ -300,7 +297,6 @@ type demand struct {
 	anyOf []string
 }
 
-// call is one request on its route.
 type call struct {
 	*world.World
 	user   string
@@ -353,14 +349,12 @@ func (c *call) number(name string, otherwise int) int {
 // may reports whether the caller holds one of the privileges; used to filter lists.
 func (c *call) may(path string, anyOf ...string) bool { return c.Check(c.user, path, anyOf...) == nil }
 
-// segment is one segment of a route's path.
 type segment struct {
 	name  string
 	isVar bool // a variable
 	rest  bool // it matches all further segments too
 }
 
-// routes are shared by all servers.
 var routes = sync.OnceValue(func() []route {
 	list := slices.Concat(sessionRoutes(), clusterRoutes(), nodeRoutes(), storageRoutes(), publishRoutes(), qemuRoutes(), migrateRoutes(), cloneRoutes(), taskRoutes(), accessRoutes(), haRoutes(), jobRoutes(), firewallRoutes())
 	for i, r := range list {
@@ -442,7 +436,6 @@ func (c *call) admit(r route) error {
 	return c.checkNode()
 }
 
-// expand replaces the route's variables and parameters in a path.
 func (c *call) expand(path string) string {
 	for _, values := range []map[string]string{c.vars, c.params} {
 		for name, value := range values {
@@ -475,7 +468,6 @@ func (s *Server) proxy(c *call, r route) (way world.ProxyFailure, err error) {
 	return way, nil
 }
 
-// unreached returns the error of a broken proxy connection.
 func (s *Server) unreached(f world.ProxyFailure) error {
 	if !s.world.Delay(f.After) {
 		return world.ErrClosed
@@ -505,7 +497,6 @@ func match(pattern []segment, path []string) (vars map[string]string, ok bool) {
 	return vars, true
 }
 
-// check checks the parameters against the route's.
 func (c *call) check(r route) error {
 	wrong := map[string]string{}
 	for name := range c.params {
@@ -554,7 +545,6 @@ var booleans = []string{
 	"with-conntrack-state", "with-local-disks",
 }
 
-// bounds are the minimum and maximum of a number.
 type bounds struct{ from, to int }
 
 var (
@@ -563,7 +553,6 @@ var (
 	anyVMID   = bounds{100, 999999999}
 )
 
-// integers are the integer parameters.
 var integers = map[string]bounds{
 	"background_delay": {1, 30}, "bwlimit": natural, "delay": {1, 30}, "enable": natural, "guest": anyVMID, "limit": natural, "max_relocate": natural, "max_restart": natural,
 	"newid": anyVMID, "pos": natural, "since": unbounded, "start": natural, "target-vmid": anyVMID, "timeout": natural, "until": unbounded, "vmid": anyVMID,
@@ -618,7 +607,6 @@ func (r route) wrongType(name, value string) string {
 // maxBodyBytes limits the body of everything except uploads.
 const maxBodyBytes = 512 << 10
 
-// request is one request, completely read.
 type request struct {
 	method string
 	path   []string // unescaped segments after /api2/json
@@ -655,7 +643,6 @@ func (q *request) isUpload() bool {
 	return q.method == http.MethodPost && len(q.path) == 5 && q.path[0] == "nodes" && q.path[2] == "storage" && q.path[4] == "upload"
 }
 
-// drop closes the file of an abandoned upload.
 func (q *request) drop() {
 	if q.spool != nil {
 		q.spool.Close()
@@ -719,7 +706,6 @@ func readForm(body []byte, params map[string]string) error {
 	return nil
 }
 
-// readJSON converts a JSON object to the strings of a form.
 func readJSON(body []byte, params map[string]string) error {
 	decoder := json.NewDecoder(bytes.NewReader(body))
 	decoder.UseNumber()
@@ -771,7 +757,6 @@ const (
 
 const newline = `\r?\n`
 
-// readUpload reads a body of size bytes into params and spool.
 func readUpload(body io.Reader, size int64, boundary string, params map[string]string, spool *world.Spool) error {
 	b := &multipartBody{boundary: boundary, params: params, spool: spool, delimiter: `--` + regexp.QuoteMeta(boundary) + newline}
 	chunk := make([]byte, uploadChunk)

@@ -193,7 +193,6 @@ func (l *lab) send(token, method, path string, form ...string) reply {
 	return l.as(token, method, path, "application/x-www-form-urlencoded", []byte(values.Encode()))
 }
 
-// task sends a form, waits for the task that it starts and returns its exit status.
 func (l *lab) task(method, path string, form ...string) string {
 	l.t.Helper()
 	r := l.do(method, path, form...)
@@ -217,7 +216,6 @@ func (l *lab) outcome(r reply) string {
 	return l.ended(upid)
 }
 
-// ended waits for a task and returns its exit status.
 func (l *lab) ended(upid string) string {
 	t, _ := l.world.WaitTask(upid)
 	return t.ExitStatus
@@ -233,7 +231,6 @@ func (l *lab) vm(id int) world.VM {
 	return vms[i]
 }
 
-// config is a VM's configuration without generated values.
 func (l *lab) config(id int) map[string]any {
 	l.t.Helper()
 	r := l.do("GET", "/nodes/"+l.vm(id).Host+"/qemu/"+itoa(id)+"/config")
@@ -247,7 +244,6 @@ func (l *lab) config(id int) map[string]any {
 	return got
 }
 
-// volumesOn lists the volids of a storage of a host.
 func (l *lab) volumesOn(host, storage string) (volids []string) {
 	l.t.Helper()
 	list, err := l.world.Volumes(storage, host)
@@ -260,7 +256,6 @@ func (l *lab) volumesOn(host, storage string) (volids []string) {
 
 func itoa(n int) string { return strconv.Itoa(n) }
 
-// inLab runs a test in a lab of its own, beside the others.
 func inLab(t *testing.T, run func(*testing.T, *lab)) {
 	t.Helper()
 	t.Parallel()
@@ -569,7 +564,6 @@ func (l *lab) sent(method, path, form string, patience time.Duration) string {
 // there says whether the cluster has a VM.
 func (l *lab) there(id int) bool { return l.vm(id).ID == id }
 
-// settle waits until every worker has ended.
 func (l *lab) settle() {
 	for _, task := range l.world.Tasks() {
 		l.world.WaitTask(task.UPID)
@@ -643,7 +637,6 @@ func TestHeldMeetsWhatIsThere(t *testing.T) {
 	})
 }
 
-// TestHeldInTime: a request that is processed in time is answered as usual.
 func TestHeldInTime(t *testing.T) {
 	inLab(t, func(t *testing.T, l *lab) {
 		held, _ := l.holdNext(record.GatewayTimeout)
@@ -672,7 +665,6 @@ func TestHeldForEver(t *testing.T) {
 	})
 }
 
-// TestRefusedIsNotHeld: a request without permission is refused at once.
 func TestRefusedIsNotHeld(t *testing.T) {
 	inLab(t, func(t *testing.T, l *lab) {
 		held, late := l.holdNext(record.GatewayTimeout)
@@ -771,7 +763,6 @@ type zeros struct{}
 
 func (zeros) Read(p []byte) (int, error) { clear(p); return len(p), nil }
 
-// TestLargeUpload: it is stored in a file, not in memory.
 func TestLargeUpload(t *testing.T) {
 	if testing.Short() {
 		t.Skip("long: make stories")

@@ -532,7 +532,6 @@ func (w *World) checkDriveRight(user string, id int, pool, key, value string) er
 	return w.checkVM(user, id, pool, "VM.Config.Disk")
 }
 
-// checkBridges checks the privilege to use the bridges of all network cards.
 func (w *World) checkBridges(user string, set map[string]string) error {
 	for _, key := range slices.Sorted(maps.Keys(set)) {
 		bridge := property(set[key], "bridge")

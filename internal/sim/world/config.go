@@ -81,7 +81,6 @@ func (w *World) SetConfigTask(user, host string, r ChangeRequest) (string, error
 	}), nil
 }
 
-// checkEarly makes the checks before the configuration's lock and any task.
 func (w *World) checkEarly(user, host string, r *ChangeRequest) error {
 	if err := w.checkRequest(user, r); err != nil {
 		return err
@@ -125,7 +124,6 @@ func (w *World) checkChange(host string, r ChangeRequest) (*vm, error) {
 	return v, v.checkBalloon(r.Set)
 }
 
-// anyConfigPrivilege lists the privileges of which a change needs at least one.
 func anyConfigPrivilege() []string {
 	return []string{
 		"VM.Config.Disk", "VM.Config.CDROM", "VM.Config.CPU", "VM.Config.Memory", "VM.Config.Network", "VM.Config.HWType",
@@ -166,7 +164,6 @@ func (w *World) checkRequest(user string, r *ChangeRequest) error {
 	return firstError(w.checkKeys(user, r.ID, "", keys), w.checkVolumes(user, r.ID, r.Set), w.checkBridges(user, r.Set))
 }
 
-// checkLists checks the lists of keys for conflicts.
 func (r ChangeRequest) checkLists() error {
 	for _, key := range r.Revert {
 		if !IsOption(key) {
@@ -337,7 +334,6 @@ func (c *changing) delete(key string) error {
 	return nil
 }
 
-// set resolves a value and makes it pending.
 func (c *changing) set(key, value string) error {
 	v := c.v
 	c.modified[key] = true
@@ -405,7 +401,6 @@ func (c *changing) setDrive(key, value string) (stored string, err error) {
 	return stored, nil
 }
 
-// checkTPMVersion refuses to change the version of an existing volume.
 func checkTPMVersion(old, value string) error {
 	was, errOld := parseDrive("tpmstate0", old)
 	is, err := parseDrive("tpmstate0", value)
@@ -435,7 +430,6 @@ func (c *changing) checkBoot(value string) error {
 	return nil
 }
 
-// cleanupPending drops pending changes that have no effect.
 func (v *vm) cleanupPending() {
 	maps.DeleteFunc(v.pending, func(key, value string) bool { now, set := v.config[key]; return set && now == value })
 	maps.DeleteFunc(v.pendingDelete, func(key string, _ bool) bool { _, set := v.config[key]; return !set })
@@ -588,7 +582,6 @@ func (w *World) plugTime(v *vm, r ChangeRequest) (takes time.Duration) {
 	return takes
 }
 
-// isDevice reports whether a key is a device that can be plugged while the VM runs.
 func isDevice(key string) bool {
 	return slices.Contains([]string{"scsi", "virtio", "net"}, optionName(key))
 }
@@ -641,7 +634,6 @@ func (w *World) hotplug(user string, v *vm, modified map[string]bool) (wrong map
 	return wrong
 }
 
-// unplug removes a device from the running process.
 func (w *World) unplug(v *vm, key string) error {
 	if v.isBootDisk(key) {
 		return fmt.Errorf("can't unplug bootdisk '%s'", key)
@@ -781,7 +773,6 @@ func (m *Media) Size() int64 {
 // Open reads the present content from its beginning.
 func (m *Media) Open() io.Reader { return m.content() }
 
-// content reads the present content from any place.
 func (m *Media) content() *io.SectionReader {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -807,7 +798,6 @@ func (m *Media) SHA256() string {
 	return m.sum
 }
 
-// replace copies the present content of other.
 func (m *Media) replace(other *Media) {
 	other.mu.Lock()
 	b, file, size, sum := other.bytes, other.file, other.size, other.sum

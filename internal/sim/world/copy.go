@@ -422,7 +422,6 @@ func (w *World) StartBackup(user, host string, takes time.Duration, vmids ...int
 	})
 }
 
-// backup is a running vzdump.
 type backup struct {
 	w     *World
 	t     *task

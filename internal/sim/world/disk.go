@@ -336,7 +336,6 @@ func (w *World) Rescan(host string, id int, dryRun bool) (lines []string, err er
 	return lines, w.edit(v, func() error { v.config = now; return nil })
 }
 
-// updateDisks updates a configuration to match the VM's volumes.
 func (w *World) updateDisks(v *vm) (lines []string) {
 	prefix := "VM " + strconv.Itoa(v.id)
 	volumes, referenced := w.imagesOf(v), map[string]bool{}
@@ -376,7 +375,6 @@ func (w *World) updateDisks(v *vm) (lines []string) {
 	return lines
 }
 
-// imagesOf lists the disk images with a VM's number, by volid.
 func (w *World) imagesOf(v *vm) map[string]*volume {
 	found := map[string]*volume{}
 	for id, s := range w.storages {
@@ -562,7 +560,6 @@ func (s *storage) parseBlockName(name string) (kind, format string, err error) {
 	return imageKind, "raw", nil
 }
 
-// kindOf parses a volid.
 func (w *World) kindOf(volid string) (s *storage, kind, format string, err error) {
 	id, name, ok := strings.Cut(volid, ":")
 	if !ok {
@@ -576,7 +573,6 @@ func (w *World) kindOf(volid string) (s *storage, kind, format string, err error
 	return s, kind, format, err
 }
 
-// attachable reports whether a volume can be a drive of a VM.
 func attachable(kind string) bool { return kind == imageKind || kind == isoKind }
 
 // isFileName reports whether a volume is an ISO, a template or the like, which have no owner.
@@ -599,7 +595,6 @@ func (s *storage) allocated(v *volume) int64 {
 
 const firstBlock = 4 << 10 // allocated by qemu-img even for an empty image
 
-// filled returns the number of bytes written to an image.
 func (v *volume) filled() int64 {
 	return min(v.size, max(roundUp(v.media.Size(), firstBlock), v.written, firstBlock))
 }
@@ -639,7 +634,6 @@ func (s *storage) thick() bool {
 	return slices.Contains([]string{"falloc", "full"}, s.Preallocation)
 }
 
-// taken returns the space that a volume takes.
 func (s *storage) taken(v *volume) int64 {
 	if v.content != imageKind || s.thick() {
 		return v.size
@@ -647,7 +641,6 @@ func (s *storage) taken(v *volume) int64 {
 	return v.filled()
 }
 
-// firstTaken returns the space that a new image of that size takes.
 func (s *storage) firstTaken(size int64) int64 {
 	if s.thick() {
 		return size
@@ -702,7 +695,6 @@ func (i image) bytes() ([]byte, error) {
 	return b, i.written(func(at int64, part []byte) { copy(b[at:], part) })
 }
 
-// written visits the parts of the disk that are not zeros.
 func (i image) written(visit func(at int64, part []byte)) error {
 	const step = 64 << 10
 	chunk, zeros := make([]byte, step), make([]byte, step)

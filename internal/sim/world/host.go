@@ -218,7 +218,6 @@ func (w *World) markFenced(host string) {
 	}
 }
 
-// haOn lists the resources on a host, by SID.
 func (w *World) haOn(host string) []string {
 	return slices.DeleteFunc(slices.Sorted(maps.Keys(w.ha)), func(sid string) bool {
 		v := w.haVM(sid)
@@ -292,7 +291,6 @@ func preferredHosts(nodes string, up []string) (best []string) {
 	return best
 }
 
-// resumeHA makes HA's managers check every resource again.
 func (w *World) resumeHA() {
 	for sid, s := range w.ha {
 		if v := w.haVM(sid); v != nil && !w.down[v.host] && (s.manager == "fence" || s.manager == "recovery") {
@@ -302,7 +300,6 @@ func (w *World) resumeHA() {
 	}
 }
 
-// rootDisk is a host's disk with / and /var/tmp.
 type rootDisk struct{ total, used int64 }
 
 // SetRootDisk sets the size and usage of a host's root disk.
@@ -511,7 +508,6 @@ type HAStatus struct {
 	State      string // of the manager
 }
 
-// haService is a resource and its managers' state.
 type haService struct {
 	options map[string]string // state and group included
 	manager string
@@ -859,7 +855,6 @@ func (w *World) hostManager(sid string, s *haService) {
 	}
 }
 
-// order starts the task for the manager's decision.
 func (w *World) order(v *vm, s *haService) (upid string) {
 	const root = "root@pam"
 	switch {

@@ -104,7 +104,6 @@ type migration struct {
 	volumes []localVolume
 }
 
-// localVolume is a volume to copy.
 type localVolume struct {
 	source, target string // volids
 	copy           *volume
@@ -129,7 +128,6 @@ func (m *migration) run() error {
 	return m.handOver()
 }
 
-// memoryTime is the duration of a VM's memory transfer.
 const memoryTime = 5 * taskTime
 
 // prepare does the work of prepare and of the first half of phase1: it locks the configuration.
@@ -332,7 +330,6 @@ func (m *migration) handOver() error {
 	return nil
 }
 
-// rename puts the copies' names into the configuration.
 func (m *migration) rename(v *vm) {
 	for key, d := range drivesIn(v.config) {
 		for _, l := range m.volumes {

@@ -267,7 +267,6 @@ func (idleGuest) Kill()     {}
 
 var _ Guest = idleGuest{}
 
-// kill ends the guest of a process that has ended.
 func (p *process) kill() {
 	<-p.booted
 	p.guest.Kill()
@@ -338,7 +337,6 @@ func (s *storage) imageLock(vol *volume, users []reference) error {
 	return failf("start failed: QEMU exited with code 1")
 }
 
-// launchPaused starts a VM's process without a guest.
 func (w *World) launchPaused(v *vm) (*process, error) {
 	p, err := w.launch(v)
 	if err != nil {

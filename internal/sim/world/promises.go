@@ -25,7 +25,6 @@ type Protected struct {
 	Held bool
 }
 
-// guarded is a Protected disk with its history.
 type guarded struct {
 	Protected
 	volid   string        // at the time of Protect
@@ -33,7 +32,6 @@ type guarded struct {
 	longest time.Duration // longest earlier time without a name
 }
 
-// checksum returns the SHA-256 of the content that must not change.
 func (p Protected) checksum() string {
 	if p.Identity == nil {
 		return p.Media.SHA256()
@@ -139,7 +137,6 @@ func (w *World) brokenNow(p *guarded, refs []reference, places []string) []strin
 	return list
 }
 
-// runningIn lists the running VMs that have a disk plugged in.
 func runningIn(refs []reference) []int {
 	var running []int
 	for _, r := range refs {
@@ -152,10 +149,8 @@ func runningIn(refs []reference) []int {
 	return running
 }
 
-// places lists the volids with this content.
 func (w *World) places(m *Media) []string { return w.allPlaces()[m] }
 
-// allPlaces lists the volids of each protected content.
 func (w *World) allPlaces() map[*Media][]string {
 	all := make(map[*Media][]string, len(w.protected))
 	for _, p := range w.protected {
@@ -178,7 +173,6 @@ type reference struct {
 	key string
 }
 
-// references lists the configuration keys that name each content's volume.
 func (w *World) references() map[*Media][]reference {
 	all := map[*Media][]reference{}
 	for _, id := range w.vmids() {
@@ -196,7 +190,6 @@ func (w *World) violate(format string, args ...any) {
 	w.violations = append(w.violations, fmt.Sprintf(format, args...))
 }
 
-// violateLoss records that a persistent disk's volume was freed.
 func (w *World) violateLoss(volid string, v *volume) {
 	for _, p := range w.protected {
 		if p.Media == v.media {
@@ -205,7 +198,6 @@ func (w *World) violateLoss(volid string, v *volume) {
 	}
 }
 
-// violateRename records the rename of a volume that others refer to.
 func (w *World) violateRename(volid string, v *volume) {
 	for _, p := range w.protected {
 		if p.Held && p.Media == v.media {
@@ -214,7 +206,6 @@ func (w *World) violateRename(volid string, v *volume) {
 	}
 }
 
-// violateSharing records the disks of a newly running VM that another running VM has too.
 func (w *World) violateSharing(v *vm) {
 	if v.proc == nil {
 		return
@@ -340,7 +331,6 @@ func (w *World) dumpVM(d *dumper, v *vm) {
 	}
 }
 
-// contentOf adds the content of a drive.
 func (w *World) contentOf(d *dumper, host, key, value string) string {
 	if !isDriveKey(key) {
 		return ""

@@ -134,7 +134,6 @@ func (s *storage) on(host string) bool { return len(s.Hosts) == 0 || slices.Cont
 
 func (s *storage) holds(content string) bool { return slices.Contains(s.Content, content) }
 
-// at returns the volumes that a host sees, by name.
 func (s *storage) at(host string) map[string]*volume {
 	if s.Shared {
 		host = ""
@@ -145,7 +144,6 @@ func (s *storage) at(host string) map[string]*volume {
 	return s.volumes[host]
 }
 
-// ofStorage changes the storage of that name, if it exists.
 func (w *World) ofStorage(id string, change func(*storage)) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
@@ -217,7 +215,6 @@ func (w *World) volume(volid, host string) (*storage, *volume, error) {
 	return s, v, nil
 }
 
-// allocate makes a disk volume for a VM and returns its volid.
 func (w *World) allocate(s *storage, host string, owner int, format string, size int64, media *Media) (string, error) {
 	if s.block() && format != "" && format != "raw" {
 		return "", failf("unsupported format '%s'", format)
@@ -406,7 +403,6 @@ func (s Storage) Path() string {
 	return "/mnt/pve/" + s.ID
 }
 
-// filePath returns the path of the volume with this name.
 func (s *storage) filePath(name string) string {
 	if s.Path() == "" {
 		return "/dev/" + s.ID + "/" + name
@@ -637,7 +633,6 @@ func (w *World) importFile(t *task, s *storage, host, name string, r UploadReque
 	return nil
 }
 
-// copyTime returns how long writing a file to a disk takes.
 func copyTime(size int64) time.Duration {
 	return time.Duration(float64(size) / float64(gib) * float64(time.Second))
 }
@@ -680,7 +675,6 @@ func (s *storage) put(host, name string) *volume {
 	return v
 }
 
-// hexDigest returns a checksum as Proxmox writes it.
 func hexDigest(algorithm string, r io.Reader) (string, error) {
 	made := map[string]func() hash.Hash{
 		"md5": md5.New, "sha1": sha1.New, "sha224": sha256.New224, "sha256": sha256.New, "sha384": sha512.New384, "sha512": sha512.New,
@@ -888,7 +882,6 @@ func (w *World) QueryURLMetadata(host, target string, insecure bool) (URLMetadat
 	return out, nil
 }
 
-// address returns the host and port of a URL.
 func address(target string) string {
 	u, err := url.Parse(target)
 	if err != nil {
@@ -910,7 +903,6 @@ func (w *World) SetDial(dial DialFunc) { w.set(func() { w.dial = dial }) }
 // SetOutbound sets whether a host can connect outside of the datacentre.
 func (w *World) SetOutbound(host string, open bool) { w.set(func() { w.isolated[host] = !open }) }
 
-// webRequest is a host's request to a web server.
 type webRequest struct {
 	host, method, url string
 	insecure          bool            // certificates are not verified

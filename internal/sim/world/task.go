@@ -231,7 +231,6 @@ func (t *task) view() Task {
 	return out
 }
 
-// failure makes the next matching task or request fail.
 type failure struct {
 	match   string
 	message string
@@ -358,7 +357,6 @@ func (w *World) replicates(vmid int) string {
 	return ""
 }
 
-// replicatesTo reports whether a job copies the VM to that host.
 func (w *World) replicatesTo(vmid int, target string) bool {
 	return slices.ContainsFunc(w.replication, func(j ReplicationJob) bool { return j.Guest == vmid && j.Target == target })
 }

@@ -70,7 +70,6 @@ func newVM(id int, host string, config map[string]string) *vm {
 	return &vm{id: id, host: host, config: config, pending: map[string]string{}, pendingDelete: map[string]bool{}}
 }
 
-// render writes the configuration file.
 func (v *vm) render() string {
 	var b strings.Builder
 	section := func(config map[string]string) {
@@ -93,7 +92,6 @@ func (v *vm) render() string {
 	return b.String()
 }
 
-// digest returns the digest of the configuration file.
 func (v *vm) digest() string {
 	r := v.reading()
 	if len(v.snapshots) == 0 && r.digest != "" {
@@ -116,7 +114,6 @@ type reading struct {
 	drives          []driveAt // of both maps; nil: not computed yet
 }
 
-// driveAt is a key that names a volume.
 type driveAt struct{ key, volid string }
 
 // reading returns the cached copy, and renews it if the configuration has changed.
@@ -152,7 +149,6 @@ func (v *vm) checkLock() error {
 	return nil
 }
 
-// uuid returns the SMBIOS UUID, lower-case.
 func (v *vm) uuid() string { return strings.ToLower(property(v.config["smbios1"], "uuid")) }
 
 // property reads one value of "a=1,b=2".
@@ -165,7 +161,6 @@ func property(list, name string) string {
 	return ""
 }
 
-// macs lists the MAC addresses in order of netN.
 func (v *vm) macs() []string {
 	var macs []string
 	for _, key := range slices.SortedFunc(maps.Keys(v.config), compareKeys) {
@@ -367,7 +362,6 @@ func (w *World) Report(id int) Report {
 	return Report{Known: known, Running: before(v.ranSince)}
 }
 
-// markNew says that a VM was just made.
 func (v *vm) markNew() { v.made = time.Now() }
 
 // Firewall is the firewall of one VM: /etc/pve/firewall/<vmid>.fw.
@@ -609,7 +603,6 @@ func (w *World) fill(v *vm, config map[string]string, content map[string]*Media)
 	return allocated, nil
 }
 
-// addGenerated adds the values that Proxmox generates for a new VM.
 func addGenerated(config map[string]string) {
 	if config["vmgenid"] == "" || config["vmgenid"] == "1" {
 		config["vmgenid"] = newUUID()
@@ -655,7 +648,6 @@ func (w *World) resolveDrive(v *vm, key, value string, media *Media) (stored, al
 	return d.String(), allocated, nil
 }
 
-// allocateDrive makes the volume of a new drive.
 func (w *World) allocateDrive(v *vm, key, storageID string, size int64, d drive, media *Media) (volid string, err error) {
 	s, err := w.storageOn(storageID, v.host)
 	if err != nil {
@@ -683,7 +675,6 @@ func (w *World) allocateDrive(v *vm, key, storageID string, size int64, d drive,
 	return volid, nil
 }
 
-// checkUsable checks that an existing volume can be that drive.
 func (w *World) checkUsable(key string, d drive) error {
 	if !strings.Contains(d.volid, ":") {
 		return nil // a device of the host
@@ -906,7 +897,6 @@ func (w *World) destroy(t *task, v *vm, r DestroyRequest) error {
 	return nil
 }
 
-// checkClones refuses to delete a template that has linked clones.
 func (w *World) checkClones(v *vm) error {
 	if v.config["template"] != "1" {
 		return nil

@@ -329,7 +329,6 @@ func noConfigFile(host string, id int) error {
 	return failf("Configuration file 'nodes/%s/qemu-server/%d.conf' does not exist", host, id)
 }
 
-// firstError returns the error of the first of several checks that failed.
 func firstError(errs ...error) error {
 	for _, err := range errs {
 		if err != nil {
@@ -358,7 +357,6 @@ var lastIndex = map[string]int{
 	"scsi": 30, "serial": 3, "unused": 255, "usb": 13, "virtio": 15, "virtiofs": 9,
 }
 
-// inRange reports whether a numbered option has a valid index.
 func inRange(key string) bool {
 	name := strings.TrimRight(key, "0123456789")
 	last, numbered := lastIndex[name]
@@ -369,7 +367,6 @@ func inRange(key string) bool {
 	return err == nil && n <= last && name+strconv.Itoa(n) == key
 }
 
-// kindOf returns the kind of a VM's option.
 func kindOf(key string) optionKind {
 	if !inRange(key) {
 		return unknownOption
@@ -537,13 +534,11 @@ func (v *vm) checkBalloon(set map[string]string) error {
 	return nil
 }
 
-// drive is a parsed drive of a configuration.
 type drive struct {
 	volid   string // "fast:9011/vm-9011-disk-0.raw", "fast:10" (to be allocated), "none", "cdrom"
 	options map[string]string
 }
 
-// isDriveKey reports whether a configuration key names a drive or an unused volume.
 func isDriveKey(key string) bool {
 	name := strings.TrimRight(key, "0123456789")
 	if key == "efidisk0" || key == "tpmstate0" {
@@ -564,7 +559,6 @@ func (d drive) String() string {
 
 func (d drive) cdrom() bool { return d.options["media"] == "cdrom" || d.volid == "cdrom" }
 
-// empty reports whether the drive has no volume.
 func (d drive) empty() bool { return d.volid == "none" || d.volid == "cdrom" }
 
 var requestPattern = regexp.MustCompile(`^([^:/\s]+):(\d+(?:\.\d+)?)$`)
@@ -720,7 +714,6 @@ var commonDriveOptions = []string{
 	"bps_wr_max_length", "iops_wr_max_length", "iops_wr_max", "mbps_wr_max",
 }
 
-// driveAliases maps aliases of options to the stored names.
 var driveAliases = map[string]string{
 	"volume": "file", "bps_rd_length": "bps_rd_max_length", "bps_wr_length": "bps_wr_max_length",
 	"iops_rd_length": "iops_rd_max_length", "iops_wr_length": "iops_wr_max_length",

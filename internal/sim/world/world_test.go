@@ -10,7 +10,6 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// inWorld runs a test in a world with one host and two storages.
 func inWorld(t *testing.T, o world.Options, run func(*testing.T, *world.World)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -34,7 +33,6 @@ func inEachWorld[T any](t *testing.T, rows map[string]T, run func(*testing.T, *w
 	}
 }
 
-// end waits for a task.
 func end(t *testing.T, w *world.World, upid string, err error) string {
 	t.Helper()
 	must.Do(t, err)
@@ -274,7 +272,6 @@ func TestAgent(t *testing.T) {
 	})
 }
 
-// plug is a firmware that records the hardware of its VM.
 type plug struct{ hw world.Hardware }
 
 func (p *plug) PowerOn(hw *world.Hardware) world.Guest { p.hw = *hw; return p }
@@ -445,7 +442,6 @@ func message(err error) string {
 	return err.Error()
 }
 
-// TestFreeingAMissingVolume deletes a drive whose volume is missing.
 func TestFreeingAMissingVolume(t *testing.T) {
 	t.Parallel()
 	for kind, forgiven := range map[string]bool{"dir": true, "lvmthin": true, "zfspool": true, "lvm": false, "rbd": false} {

@@ -121,7 +121,6 @@ func (m *Manager) Close() error {
 	return m.err
 }
 
-// follow turns changes of one resource into wake-ups.
 func (m *Manager) follow(ctx context.Context, w store.Watch) {
 	defer w.Stop()
 	for {
@@ -169,7 +168,6 @@ func (m *Manager) run(ctx context.Context) {
 	}
 }
 
-// took records a timer that has just ended.
 func (m *Manager) took(node, what string, d time.Duration) {
 	now := time.Now()
 	m.timeline.Add(record.Delay{Node: node, What: what, From: now.Add(-time.Duration(float64(d) / m.timers.speed)), To: now})
@@ -205,7 +203,6 @@ func (m *Manager) stepStorage(context.Context) error {
 // alone reports whether no real controller acts on the objects.
 func (m *Manager) alone() bool { return m.refused == nil }
 
-// all lists a resource as its own type.
 func all[T store.Object](ctx context.Context, s store.Store, r schema.GroupVersionResource) ([]T, error) {
 	objects, _, err := s.List(ctx, r, "")
 	if err != nil {
@@ -232,7 +229,6 @@ func each[T store.Object](ctx context.Context, s store.Store, r schema.GroupVers
 	return nil
 }
 
-// setStatus writes one value into the status of a custom object.
 func (m *Manager) setStatus(ctx context.Context, r schema.GroupVersionResource, u *unstructured.Unstructured, value any, field string) error {
 	fresh := u.DeepCopy()
 	if err := unstructured.SetNestedField(fresh.Object, value, "status", field); err != nil {
@@ -242,7 +238,6 @@ func (m *Manager) setStatus(ctx context.Context, r schema.GroupVersionResource, 
 	return err
 }
 
-// owned returns the objects that belong to the controller owner.
 func owned[T store.Object](list []T, owner store.Object) []T {
 	return slices.DeleteFunc(slices.Clone(list), func(o T) bool { return !metav1.IsControlledBy(o, owner) })
 }
@@ -421,7 +416,6 @@ func (m *Manager) register(ctx context.Context, k *kubelet) error {
 	return nil
 }
 
-// mark sets the labels, annotations and taints of kubelet and machine.
 func (k *kubelet) mark(n *corev1.Node) {
 	n.Labels = labels.Merge(labels.Merge(n.Labels, labels.Set{
 		"beta.kubernetes.io/arch": "amd64", corev1.LabelArchStable: "amd64",
@@ -552,7 +546,6 @@ func conditionTaints(n *corev1.Node) []corev1.Taint {
 	return append(taints, due...)
 }
 
-// join adds the missing taints.
 func join(have, more []corev1.Taint) []corev1.Taint {
 	for _, t := range more {
 		if !slices.ContainsFunc(have, func(h corev1.Taint) bool { return h.MatchTaint(&t) }) {

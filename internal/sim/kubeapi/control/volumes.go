@@ -25,7 +25,6 @@ import (
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
 )
 
-// volumesOf returns the bound PersistentVolumes that the pod uses.
 func (m *Manager) volumesOf(ctx context.Context, p *corev1.Pod) ([]*corev1.PersistentVolume, error) {
 	var volumes []*corev1.PersistentVolume
 	for _, v := range p.Spec.Volumes {
@@ -227,7 +226,6 @@ func (m *Manager) checkCeph(ctx context.Context) error {
 	return nil
 }
 
-// cephState is the state of the daemons of a Ceph cluster.
 type cephState struct {
 	osds, down       []*appsv1.Deployment
 	busy             bool // what an OSD has missed is being repaired
@@ -360,7 +358,6 @@ func volumeOf(replica string) string {
 	return replica
 }
 
-// flag returns a flag of the disk or of its node.
 func (d longhornDisk) flag(name string) bool {
 	node, _, _ := unstructured.NestedBool(d.node.Object, "spec", name)
 	disk, _, _ := unstructured.NestedBool(d.node.Object, "spec", "disks", d.id, name)
@@ -458,7 +455,6 @@ const (
 	replenishAfter = 600 * time.Second
 )
 
-// copies are a Longhorn volume with its replicas.
 type copies struct {
 	volume   *unstructured.Unstructured
 	replicas []*unstructured.Unstructured
@@ -632,7 +628,6 @@ func (m *Manager) replenish(ctx context.Context, c copies, failed, nodes []*unst
 
 func stamp() string { return time.Now().UTC().Format(time.RFC3339) }
 
-// setCopy writes what Longhorn says about a replica's data.
 func (m *Manager) setCopy(ctx context.Context, r *unstructured.Unstructured, healthyAt, failedAt, state string) error {
 	spec := r.Object["spec"].(map[string]any)
 	spec["healthyAt"], spec["failedAt"] = healthyAt, failedAt

@@ -119,7 +119,6 @@ func (m *Manager) syncDaemonSets(ctx context.Context) error {
 	})
 }
 
-// podsOf returns the pods that a workload controls now.
 func (m *Manager) podsOf(ctx context.Context, owner store.Object) ([]*corev1.Pod, error) {
 	pods, err := all[*corev1.Pod](ctx, m.store, store.Pods())
 	return owned(pods, owner), err
@@ -316,7 +315,6 @@ func templateHash(t corev1.PodTemplateSpec) (string, error) {
 // grantedFor is how long a granted eviction counts until its deletion must come.
 const grantedFor = 2 * time.Minute
 
-// syncBudgets updates the status of PodDisruptionBudgets, on which evictions are based.
 func (m *Manager) syncBudgets(ctx context.Context) error {
 	return each(ctx, m.store, store.Budgets(), func(b *policyv1.PodDisruptionBudget) (err error) {
 		fresh := *b
@@ -471,7 +469,6 @@ func collects(ref metav1.OwnerReference) bool {
 // (namespaceDeletionGracePeriod in Kubernetes).
 const terminateAfter = 5 * time.Second
 
-// terminateNamespaces deletes the content of terminating namespaces, and then the namespaces.
 func (m *Manager) terminateNamespaces(ctx context.Context) error {
 	return each(ctx, m.store, store.Namespaces(), func(ns *corev1.Namespace) error {
 		if ns.DeletionTimestamp == nil || !m.timers.due("terminate/"+string(ns.UID), terminateAfter) {
@@ -490,7 +487,6 @@ func (m *Manager) terminateNamespaces(ctx context.Context) error {
 	})
 }
 
-// emptyNamespace deletes the content of a namespace and returns how many objects are left.
 func (m *Manager) emptyNamespace(ctx context.Context, name string) (left int, err error) {
 	for _, r := range store.Resources() {
 		if !r.Namespaced {
@@ -609,7 +605,6 @@ func (m *Manager) writePod(ctx context.Context, p *corev1.Pod) error {
 	return err
 }
 
-// podIP returns an address of the cluster's pod network, derived from the pod.
 func podIP(p *corev1.Pod) string {
 	h := fnv.New32a()
 	_, _ = h.Write([]byte(p.UID)) // a hash never fails
@@ -777,7 +772,6 @@ func isMirror(p *corev1.Pod) bool {
 	return ok
 }
 
-// mirrors reports whether p is the mirror of exactly this static pod.
 func (s StaticPod) mirrors(p *corev1.Pod, n *corev1.Node) bool {
 	return p.Name == s.Pod.Name+"-"+n.Name && p.Namespace == s.Pod.Namespace && p.Annotations[corev1.MirrorPodAnnotationKey] == s.Hash
 }
@@ -796,7 +790,6 @@ func (s StaticPod) mirror(n *corev1.Node) *corev1.Pod {
 	return p
 }
 
-// reflection caches what a mirror pod already shows.
 type reflection struct {
 	revision         string // of the pod
 	ready            bool
@@ -806,7 +799,6 @@ type reflection struct {
 	host             string
 }
 
-// reflect updates a mirror pod's status from the static pod.
 func (m *Manager) reflect(ctx context.Context, p *corev1.Pod, k *kubelet) error {
 	static, _ := m.staticPods(k)
 	for _, s := range static {
@@ -920,7 +912,6 @@ func fits(p *corev1.Pod, n *corev1.Node, volumes []*corev1.PersistentVolume) boo
 	return true
 }
 
-// matchesTerms reports whether one of the terms matches the node's labels.
 func matchesTerms(n *corev1.Node, terms []corev1.NodeSelectorTerm) bool {
 	operators := map[corev1.NodeSelectorOperator]selection.Operator{
 		corev1.NodeSelectorOpIn: selection.In, corev1.NodeSelectorOpNotIn: selection.NotIn,

@@ -255,7 +255,6 @@ func docs(of any) map[string]string {
 
 const metaV1 = "io.k8s.apimachinery.pkg.apis.meta.v1."
 
-// describe adds the paths of a resource whose objects have that model.
 func describe(paths object, r store.Resource, model string) {
 	all, in := "/"+Path(r.GroupVersion())+"/"+r.Resource, []object{}
 	if r.Namespaced {
@@ -280,7 +279,6 @@ func describe(paths object, r store.Resource, model string) {
 	}
 }
 
-// item returns the operations on one object.
 func item(r store.Resource, model string, parameters []object) object {
 	replace := operation(r, "put", "replace the specified "+r.Kind, model, writing...)
 	replace["requestBody"] = body(model, "*/*")

@@ -282,7 +282,6 @@ func prepare(fresh Object) {
 	}
 }
 
-// suffix makes the suffix of a generated name.
 func (m *Memory) suffix() string {
 	const alphabet = "bcdfghjklmnpqrstvwxz2456789" // as Kubernetes: no vowels, no look-alikes
 	m.made++
@@ -452,7 +451,6 @@ func preconditions(r schema.GroupVersionResource, old Object, p *metav1.Precondi
 	return nil
 }
 
-// gracePeriod returns the object's grace period in seconds.
 func gracePeriod(obj Object, o metav1.DeleteOptions) int64 {
 	pod, ok := obj.(*corev1.Pod)
 	if !ok || pod.Spec.NodeName == "" || pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
@@ -495,7 +493,6 @@ func merge(old, obj Object, part Part) (Object, bool) {
 	return fresh, !equality.Semantic.DeepEqual(old, fresh)
 }
 
-// field returns a field of the object, nil if its type has none.
 func field(obj Object, name string) any {
 	if u, ok := obj.(*unstructured.Unstructured); ok {
 		return u.Object[strings.ToLower(name)]
