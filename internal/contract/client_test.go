@@ -304,16 +304,13 @@ func TestImport(t *testing.T) {
 			if onFiles(got.volid) && got.Size != itoa(want.size) || got.Owner != id { // elsewhere it is rounded up
 				t.Errorf("%s is %+v", key, got)
 			}
-			if s.sim != nil && got.Bytes != sum(string(want.bytes())) {
-				t.Errorf("%s has other bytes than its image", key)
-			}
+			must.Not(t, s.sim != nil && got.Bytes != sum(string(want.bytes())), "%s has other bytes than its image", key)
 			if strings.Contains(s.config(id)[key], "import-from") {
 				t.Errorf("%s is %s", key, s.config(id)[key])
 			}
 		}
-		if onFiles(s.volid(id, "scsi1")) && used["scsi2"]-used["scsi1"] <= 2*settling {
-			t.Errorf("they can't be told apart by what they take up: %v", used)
-		}
+		must.Not(t, onFiles(s.volid(id, "scsi1")) && used["scsi2"]-used["scsi1"] <= 2*settling,
+			"they can't be told apart by what they take up: %v", used)
 		r := s.do(http.MethodPut, s.vm(id, "config"), "scsi3="+s.place.storage+":1,import-from="+s.dataImage("scsi1"))
 		wantRefusal(t, r, refused, map[string]string{"scsi3": "'import-from' requires special syntax - use <storage ID>:0,import-from=<source>"})
 	})
@@ -448,9 +445,8 @@ func (x *exchanged) wantMachine(t *testing.T, what string, want machine) {
 	got := x.s.machine(x.id)
 	if want.Drives["scsi0"].Bytes == "" { // a blank one
 		system := got.Drives["scsi0"]
-		if x.s.sim != nil && x.s.sim.world.Media(system.volid, x.s.place.node).Size() > 0 {
-			t.Errorf("%s: scsi0 is not blank", what)
-		}
+		must.Not(t, x.s.sim != nil && x.s.sim.world.Media(system.volid, x.s.place.node).Size() > 0,
+			"%s: scsi0 is not blank", what)
 		system.Used, system.Bytes = 0, "" // a storage may preallocate
 		got.Drives["scsi0"] = system
 	}
@@ -539,9 +535,7 @@ func TestClientErrors(t *testing.T) {
 			"free":        s.client.FreeDisk(t.Context(), vm, "scsi0"),
 			"move":        s.client.MoveDisk(t.Context(), vm, "scsi0", cluster.VMID(other), "scsi0"),
 		} {
-			if !errors.Is(err, cluster.ErrChanged) {
-				t.Errorf("%s: %v", name, err)
-			}
+			must.Not(t, !errors.Is(err, cluster.ErrChanged), "%s: %v", name, err)
 		}
 	})
 	story(t, "parameters, one by one", 0, func(t *testing.T, s *server) {
@@ -696,9 +690,7 @@ func TestClientLosesChanges(t *testing.T) {
 			id := test.prepare(s)
 			px, _ := s.losing(true)
 			err := test.do(s, px, id)
-			if test.again != (err == nil) || !test.again != errors.Is(err, cluster.ErrLostAnswer) {
-				t.Errorf("error is %v", err)
-			}
+			must.Not(t, test.again != (err == nil) || !test.again != errors.Is(err, cluster.ErrLostAnswer), "error is %v", err)
 			if got := test.done(s, id); cmp.Equal(test.want, got) != test.again {
 				t.Errorf("%v; error %v", got, err)
 			}
@@ -828,9 +820,8 @@ func TestDoctor(t *testing.T) {
 	story(t, "a VM's protection is not in the way", 0, func(t *testing.T, s *server) {
 		id := s.newVM("scsi0="+s.place.storage+":1,serial=system", "protection=1")
 		against := s.doctor(id).Nodes[0].Against[cluster.Recreate]
-		if slices.ContainsFunc(against, func(r string) bool { return strings.Contains(r, "protect") }) {
-			t.Errorf("against recreate: %q", against)
-		}
+		must.Not(t, slices.ContainsFunc(against, func(r string) bool { return strings.Contains(r, "protect") }),
+			"against recreate: %q", against)
 	})
 }
 

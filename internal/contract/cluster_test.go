@@ -90,9 +90,7 @@ func TestResources(t *testing.T) {
 		s.newVM()
 		for _, path := range []string{"/cluster/resources?type=vm", "/nodes/" + s.place.node + "/qemu", "/nodes/" + s.place.node + "/storage", "/storage", "/pools", "/access/acl"} {
 			got := s.poor(http.MethodGet, path)
-			if got.Status != "200 OK" || len(list(t, got.Data)) > 0 {
-				t.Errorf("%s: %s %s", path, got.Status, got.Body)
-			}
+			must.Not(t, got.Status != "200 OK" || len(list(t, got.Data)) > 0, "%s: %s %s", path, got.Status, got.Body)
 		}
 	})
 }
@@ -109,17 +107,14 @@ func TestClusterStatus(t *testing.T) {
 				nodes = append(nodes, text(r["name"]))
 			}
 		}
-		if quorate != "1" || !slices.Contains(nodes, s.place.node) || !slices.Contains(nodes, s.place.node2) {
-			t.Errorf("quorate %q, nodes %q", quorate, nodes)
-		}
+		must.Not(t, quorate != "1" || !slices.Contains(nodes, s.place.node) || !slices.Contains(nodes, s.place.node2),
+			"quorate %q, nodes %q", quorate, nodes)
 	})
 	story(t, "a node tells its time", 0, func(t *testing.T, s *server) {
 		s.holds("/nodes/"+s.place.node, "Sys.Audit")
 		got := object(t, s.get("/nodes/"+s.place.node+"/time"))
 		at, err := strconv.ParseInt(text(got["time"]), 10, 64)
-		if err != nil || time.Since(time.Unix(at, 0)).Abs() > 24*time.Hour || text(got["timezone"]) == "" {
-			t.Error(got)
-		}
+		must.Not(t, err != nil || time.Since(time.Unix(at, 0)).Abs() > 24*time.Hour || text(got["timezone"]) == "", "%v", got)
 	})
 }
 
@@ -128,9 +123,7 @@ func TestNoQuorum(t *testing.T) {
 	denied := regexp.MustCompile(`^unable to open file '/etc/pve/nodes/pve1/qemu-server/\d+\.conf\.tmp\.\d+' - Permission denied$`)
 	readOnly := func(t *testing.T, got string) {
 		t.Helper()
-		if !denied.MatchString(got) {
-			t.Error(got)
-		}
+		must.Not(t, !denied.MatchString(got), "%v", got)
 	}
 	refusedChange := func(t *testing.T, s *server, id int, form string) {
 		t.Helper()
@@ -152,9 +145,7 @@ func TestNoQuorum(t *testing.T) {
 		s.uploadOK(iso(), file(s.isoName(), "bytes"))
 		s.login("correct-horse")
 		for _, r := range s.rows("/cluster/status") {
-			if r["type"] == "cluster" && text(r["quorate"]) != "0" {
-				t.Error(r)
-			}
+			must.Not(t, r["type"] == "cluster" && text(r["quorate"]) != "0", "%v", r)
 		}
 	})
 	inIsolation("a change can't be written", func(t *testing.T, s *server, id int) {
@@ -246,9 +237,8 @@ func TestHostMemory(t *testing.T) {
 			t.Fatalf("memory %v", memory)
 		}
 		free, err := s.newClient().FreeMemory(t.Context(), s.place.node)
-		if err != nil || free <= 0 || free > int64(total) {
-			t.Errorf("free memory of %s: %d of %.0f bytes, %v", s.place.node, free, total, err)
-		}
+		must.Not(t, err != nil || free <= 0 || free > int64(total),
+			"free memory of %s: %d of %.0f bytes, %v", s.place.node, free, total, err)
 	})
 }
 

@@ -115,9 +115,7 @@ func TestCreateFails(t *testing.T) {
 		missing := strings.Replace(foreign, "disk-0", "disk-7", 1)
 		id, r := s.create("scsi0="+s.disk(), "scsi1="+foreign, "scsi2="+missing)
 		wantMissing(t, s.wait(r), fmt.Sprintf("unable to create VM %d - ", id), missing)
-		if s.exists(id) {
-			t.Error("the VM is there")
-		}
+		must.Not(t, s.exists(id), "the VM is there")
 		s.wantVolumes(id)
 		s.wantThere(foreign)
 	})
@@ -183,9 +181,7 @@ func TestCreateRefused(t *testing.T) {
 		story(t, name, 0, func(t *testing.T, s *server) {
 			id, r := s.create(test.form...)
 			wantRefusal(t, r, test.want, test.params)
-			if s.exists(id) {
-				t.Error("the VM is there")
-			}
+			must.Not(t, s.exists(id), "the VM is there")
 		})
 	}
 }
@@ -217,9 +213,7 @@ func TestCreateNeeds(t *testing.T) {
 	}
 	story(t, "under a number that is none", 0, func(t *testing.T, s *server) {
 		r := s.do(http.MethodPost, "/nodes/"+s.place.node+"/qemu", marked(99)...)
-		if r.Status != refused || r.Errors["vmid"] == "" {
-			t.Errorf("%s %v", r.Status, r.Errors)
-		}
+		must.Not(t, r.Status != refused || r.Errors["vmid"] == "", "%s %v", r.Status, r.Errors)
 	})
 }
 
@@ -284,9 +278,7 @@ func TestConfigDigest(t *testing.T) {
 		s.start(id)
 		before := s.digest(id)
 		s.put(s.vm(id, "config"), "memory=128", "digest="+before)
-		if s.digest(id) == before {
-			t.Error("the digest is the same")
-		}
+		must.Not(t, s.digest(id) == before, "the digest is the same")
 		wantRefusal(t, s.do(http.MethodPut, s.vm(id, "config"), "memory=256", "digest="+before), mismatch, nil)
 	})
 }
@@ -572,9 +564,7 @@ func TestHotplug(t *testing.T) {
 			t.Errorf("%+v", got)
 		}
 		s.put(s.vm(id, "config"), "description="+marker+" again") // does not retry it
-		if s.now(id, "scsi0") == "" {
-			t.Error("scsi0 is gone")
-		}
+		must.Not(t, s.now(id, "scsi0") == "", "scsi0 is gone")
 		s.stop(id)
 		s.wantKeys(id, map[string]string{"scsi0": "", "unused0": volid})
 	})
@@ -613,9 +603,7 @@ func TestUnplug(t *testing.T) {
 		volid := s.volid(id, "scsi1")
 		s.start(id)
 		s.put(s.vm(id, "config"), "delete=scsi1", "force=1")
-		if s.row(volid) != nil || strings.Contains(s.now(id, "unused0"), volid) {
-			t.Errorf("%s is still there", volid)
-		}
+		must.Not(t, s.row(volid) != nil || strings.Contains(s.now(id, "unused0"), volid), "%s is still there", volid)
 	})
 }
 
@@ -799,9 +787,7 @@ func TestParking(t *testing.T) {
 		}
 		s.put(s.vm(id, "config"), "boot="+before["boot"])
 		after := s.config(id)
-		if before["vmgenid"] == after["vmgenid"] {
-			t.Error("vmgenid is the same")
-		}
+		must.Not(t, before["vmgenid"] == after["vmgenid"], "vmgenid is the same")
 		same(t, was, s.machine(id), settled)
 		for i, key := range []string{"scsi0", "scsi1", "efidisk0", "tpmstate0"} {
 			same(t, fmt.Sprintf("vm-%d-disk-%d", id, i), diskName(after[key]))

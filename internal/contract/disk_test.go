@@ -47,16 +47,12 @@ func (s *server) row(volid string) map[string]any {
 
 func (s *server) wantThere(volid string) {
 	s.t.Helper()
-	if s.row(volid) == nil {
-		s.t.Errorf("%s is gone", volid)
-	}
+	must.Not(s.t, s.row(volid) == nil, "%s is gone", volid)
 }
 
 func (s *server) wantFreed(volid string) {
 	s.t.Helper()
-	if s.row(volid) != nil {
-		s.t.Errorf("%s is still there", volid)
-	}
+	must.Not(s.t, s.row(volid) != nil, "%s is still there", volid)
 }
 
 func (s *server) wantVolumes(id int, want ...string) {
@@ -203,9 +199,7 @@ func (s *server) poolOf(id int) string {
 
 func wantExit(t *testing.T, got ended, want string) {
 	t.Helper()
-	if got.Exit != want {
-		t.Errorf("the task ended with %q, want %q\n%s", got.Exit, want, strings.Join(got.Log, "\n"))
-	}
+	must.Not(t, got.Exit != want, "the task ended with %q, want %q\n%s", got.Exit, want, strings.Join(got.Log, "\n"))
 }
 
 // wantMissing requires a task to have failed for a missing volume. The wording of block storages varies.
@@ -317,9 +311,8 @@ func TestReassign(t *testing.T) {
 		id, other := s.newVM("scsi4="+s.disk()+",serial=s"), s.newVM()
 		s.reassigned(id, "scsi4", other, "target-disk=unused2")
 		value := s.config(other)["unused2"]
-		if diskName(value) != fmt.Sprintf("vm-%d-disk-0", other) || strings.Contains(value, ",") {
-			t.Errorf("unused2: %s", value)
-		}
+		must.Not(t, diskName(value) != fmt.Sprintf("vm-%d-disk-0", other) || strings.Contains(value, ","),
+			"unused2: %s", value)
 	})
 	story(t, "takes the firmware's volumes too", 0, func(t *testing.T, s *server) {
 		id, other := s.newVM("bios=ovmf", "efidisk0="+s.disk()+",efitype=4m", "tpmstate0="+s.disk()+",version=v2.0"), s.newVM()
@@ -359,9 +352,7 @@ func TestReassignOfRunning(t *testing.T) {
 		s.start(id)
 		s.put(s.vm(id, "config"), "delete=scsi1")
 		value := s.config(id)["unused0"]
-		if diskName(value) != fmt.Sprintf("vm-%d-disk-1", id) || strings.Contains(value, ",") {
-			t.Errorf("unused0: %s", value)
-		}
+		must.Not(t, diskName(value) != fmt.Sprintf("vm-%d-disk-1", id) || strings.Contains(value, ","), "unused0: %s", value)
 		s.reassigned(id, "unused0", other, "target-disk=scsi1")
 		if got, want := s.config(other)["scsi1"], s.volid(other, "scsi1")+",size=1G"; got != want && got != s.volid(other, "scsi1") {
 			t.Errorf("%s, want %s", got, want)
@@ -373,9 +364,7 @@ func TestReassignOfRunning(t *testing.T) {
 		s.start(other)
 		s.reassigned(id, "scsi1", other)
 		row := s.pending(other)["scsi1"]
-		if !strings.Contains(row.Value, "serial=hot") || row.Pending != "" {
-			t.Errorf("%+v", row)
-		}
+		must.Not(t, !strings.Contains(row.Value, "serial=hot") || row.Pending != "", "%+v", row)
 	})
 }
 
@@ -453,9 +442,8 @@ func TestReassignNeeds(t *testing.T) {
 		s.sim.world.SetQuorum(false)
 		end := s.wait(s.reassign(id, "scsi1", other))
 		want := fmt.Sprintf("unable to open file '/etc/pve/nodes/%s/qemu-server/%d.conf.tmp.", s.place.node, id)
-		if !strings.HasPrefix(end.Exit, want) || !strings.HasSuffix(end.Exit, " - Permission denied") {
-			t.Errorf("the task ended with %q", end.Exit)
-		}
+		must.Not(t, !strings.HasPrefix(end.Exit, want) || !strings.HasSuffix(end.Exit, " - Permission denied"),
+			"the task ended with %q", end.Exit)
 		if got := s.volid(id, "scsi1"); got != volid || s.row(volid) != nil || len(s.volumes(s.place.storage, other)) != 1 {
 			t.Errorf("%s is named %s; the target owns %q", volid, got, s.volumes(s.place.storage, other))
 		}

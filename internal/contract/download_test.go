@@ -113,9 +113,7 @@ func web(t *testing.T, s *server) (url string) {
 	go func(l net.Listener) { served <- server.Serve(l) }(listener)
 	t.Cleanup(func() {
 		close(ended)
-		if err := server.Close(); err != nil {
-			t.Error(err)
-		}
+		must.Pass(t, server.Close())
 		<-served
 	})
 	return "http://" + addr
@@ -402,30 +400,20 @@ func TestImportFrom(t *testing.T) {
 		id := s.newVM()
 		s.taskOK(http.MethodPost, s.vm(id, "config"), "scsi1="+s.place.storage+":0,import-from="+volid+",serial=system-1,discard=on")
 		got := s.driveIs("scsi1", s.config(id)["scsi1"])
-		if got.Owner != id || onFiles(got.volid) && got.Size != itoa(tinyDiskBytes) {
-			t.Errorf("scsi1 is %+v", got)
-		}
+		must.Not(t, got.Owner != id || onFiles(got.volid) && got.Size != itoa(tinyDiskBytes), "scsi1 is %+v", got)
 		if line := s.config(id)["scsi1"]; !strings.Contains(line, "serial=system-1") || !strings.Contains(line, "discard=on") || strings.Contains(line, "import-from") {
 			t.Errorf("scsi1 is %s", line)
 		}
-		if s.sim != nil && got.Bytes != sum(string(tinyDisk())) {
-			t.Error("it has other bytes than the image")
-		}
-		if s.row(volid) == nil {
-			t.Error("the image is gone")
-		}
+		must.Not(t, s.sim != nil && got.Bytes != sum(string(tinyDisk())), "it has other bytes than the image")
+		must.Not(t, s.row(volid) == nil, "the image is gone")
 	})
 	story(t, "takes an image that was cut short for a disk with zeros", 0, func(t *testing.T, s *server) {
 		s.takesImages()
 		content := tinyImage(t)
 		id := s.newVM("scsi0=" + s.place.storage + ":0,import-from=" + s.tiny(content[:len(content)/2]))
 		got := s.driveIs("scsi0", s.config(id)["scsi0"])
-		if onFiles(got.volid) && got.Size != itoa(tinyDiskBytes) {
-			t.Errorf("scsi0 is %+v", got)
-		}
-		if s.sim != nil && got.Bytes == sum(string(tinyDisk())) {
-			t.Error("nothing is missing")
-		}
+		must.Not(t, onFiles(got.volid) && got.Size != itoa(tinyDiskBytes), "scsi0 is %+v", got)
+		must.Not(t, s.sim != nil && got.Bytes == sum(string(tinyDisk())), "nothing is missing")
 	})
 	story(t, "of an image that is not there", 0, func(t *testing.T, s *server) {
 		s.takesImages()
@@ -487,9 +475,7 @@ func TestClientDisks(t *testing.T) {
 	story(t, "refuses a storage without the content type, with the reason", simulated, func(t *testing.T, s *server) {
 		why, err := s.client.MayImport(t.Context(), s.place.node, s.place.storage)
 		want := fmt.Sprintf("storage %q does not have the content type \"import\", which Proxmox VE has since 8.3: `pvesm set %s --content` sets the types", s.place.storage, s.place.storage)
-		if why != want || err != nil {
-			t.Errorf("%s; %v", why, err)
-		}
+		must.Not(t, why != want || err != nil, "%s; %v", why, err)
 		if _, err := s.client.MayImport(t.Context(), s.place.node, "nosuch"); !errors.Is(err, images.ErrNoStorage) {
 			t.Errorf("err = %v", err)
 		}

@@ -416,9 +416,7 @@ func (x *exchanged) wantAllThere(t *testing.T) {
 				found = found || now.Size == d.Size && now.Bytes == d.Bytes && now.Format == d.Format
 			}
 		}
-		if !found {
-			t.Errorf("%s (%+v) is in no configuration", key, d)
-		}
+		must.Not(t, !found, "%s (%+v) is in no configuration", key, d)
 	}
 	x.s.intact(t)
 }
@@ -476,9 +474,8 @@ func TestExchangeNotOpened(t *testing.T) {
 			test.prepare(s, x)
 			before, parked := fmt.Sprint(s.config(x.id)), fmt.Sprint(s.do(http.MethodGet, s.vm(x.park, "config")).Data)
 			_, err := x.open(s.newClient(), cluster.Recreate, "r1")
-			if err == nil || fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), test.want) {
-				t.Errorf("kind %d: %v; want %q", fault.KindOf(err), err, test.want)
-			}
+			must.Not(t, err == nil || fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), test.want),
+				"kind %d: %v; want %q", fault.KindOf(err), err, test.want)
 			same(t, before, fmt.Sprint(s.config(x.id)))
 			same(t, parked, fmt.Sprint(s.do(http.MethodGet, s.vm(x.park, "config")).Data))
 		})
@@ -662,9 +659,8 @@ func (u unfinished) isolated(t *testing.T, s *server, k int) {
 	t.Helper()
 	x := u.begun(t, s)
 	px := mortal(s.newClient(), func(_ int, m mutation) bool {
-		if m.needsQuorum() && !s.sim.world.Quorate() {
-			t.Errorf("without quorum it asks Proxmox to %s: %v %v", m.what, m.set, m.del)
-		}
+		must.Not(t, m.needsQuorum() && !s.sim.world.Quorate(),
+			"without quorum it asks Proxmox to %s: %v %v", m.what, m.set, m.del)
 		return true
 	})
 	px.then = func(made int) { s.sim.world.SetQuorum(made != k) }
@@ -868,9 +864,7 @@ func TestClaimTakenOver(t *testing.T) {
 		}
 		x.wantMachine(t, "of the first one", x.before)
 		same(t, parked, s.digest(x.park))
-		if err := x.resume(next.Guard(s.newClient()), cluster.Recreate, "r1", false); err != nil {
-			t.Errorf("the second one: %v", err)
-		}
+		must.Pass(t, x.resume(next.Guard(s.newClient()), cluster.Recreate, "r1", false))
 		x.wantMachine(t, "the second one", x.before.renewedBy("r1", x.serial()))
 		x.wantKept(t, "the second one", x.before.Drives["scsi0"])
 		must.Do(t, next.Release(t.Context()))

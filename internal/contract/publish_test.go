@@ -234,9 +234,7 @@ func TestUploadRefused(t *testing.T) {
 			}
 			got := s.upload(test.parts...)
 			wantRefusal(t, got, test.status, test.errors)
-			if test.errors == nil && len(got.Body) > 0 {
-				t.Errorf("body %q", got.Body)
-			}
+			must.Not(t, test.errors == nil && len(got.Body) > 0, "body %q", got.Body)
 			s.wantISO(name, -1)
 		})
 	}
@@ -247,9 +245,7 @@ func TestUploadRefused(t *testing.T) {
 	})
 	story(t, "without a body", 0, func(t *testing.T, s *server) {
 		got := s.do(http.MethodPost, "/nodes/"+s.place.node+"/storage/"+s.place.isoStorage+"/upload")
-		if got.Code < 400 {
-			t.Error(got.Status)
-		}
+		must.Not(t, got.Code < 400, "%v", got.Status)
 	})
 }
 

@@ -53,9 +53,7 @@ func TestUnauthorized(t *testing.T) {
 			began := time.Now()
 			got := s.as(test.token(s), http.MethodGet, "/version")
 			same(t, []any{http.StatusUnauthorized, 0}, []any{got.Code, len(got.Body)})
-			if s.sim != nil && got.Status != test.want {
-				t.Errorf("%s, want %s", got.Status, test.want)
-			}
+			must.Not(t, s.sim != nil && got.Status != test.want, "%s, want %s", got.Status, test.want)
 			wantTook(t, began, 2900*time.Millisecond, 10*time.Second)
 		})
 	}
@@ -65,9 +63,7 @@ func TestErrors(t *testing.T) {
 	story(t, "of parameters are listed one by one, and in words", 0, func(t *testing.T, s *server) {
 		got := s.do(http.MethodGet, "/cluster/resources", "nosuch=1")
 		wantRefusal(t, got, refused, map[string]string{"nosuch": unknown})
-		if got.Message != "Parameter verification failed.\n" || got.Data != nil {
-			t.Errorf("%s", got.Body)
-		}
+		must.Not(t, got.Message != "Parameter verification failed.\n" || got.Data != nil, "%s", got.Body)
 	})
 	story(t, "a VM is not there through another node", secondNode, func(t *testing.T, s *server) {
 		id := s.newVM()
@@ -152,12 +148,8 @@ func TestBodies(t *testing.T) {
 		id := s.newVM()
 		body := []byte(url.Values{"description": {strings.Repeat("x", 600<<10)}}.Encode())
 		got, err := s.try(s.request(s.place.token, http.MethodPut, s.vm(id, "config"), "application/x-www-form-urlencoded", body))
-		if err == nil && got.Code != http.StatusNotImplemented {
-			t.Error(got.Status)
-		}
-		if s.config(id)["description"] == strings.Repeat("x", 600<<10) {
-			t.Error("it was taken")
-		}
+		must.Not(t, err == nil && got.Code != http.StatusNotImplemented, "%v", got.Status)
+		must.Not(t, s.config(id)["description"] == strings.Repeat("x", 600<<10), "it was taken")
 	})
 	story(t, "do not belong to a GET", 0, func(t *testing.T, s *server) {
 		got := s.raw(http.MethodGet, "/version", "application/json", []byte(`{}`))
@@ -245,9 +237,8 @@ func TestTickets(t *testing.T) {
 	story(t, "a wrong password", 0, func(t *testing.T, s *server) {
 		began := time.Now()
 		got := s.as("", http.MethodPost, "/access/ticket", "username=nobody@pve", "password=wrong")
-		if got.Code != http.StatusUnauthorized || s.sim != nil && got.Status != "401 authentication failure" {
-			t.Error(got.Status)
-		}
+		must.Not(t, got.Code != http.StatusUnauthorized || s.sim != nil && got.Status != "401 authentication failure",
+			"%v", got.Status)
 		wantTook(t, began, 2900*time.Millisecond, 0)
 	})
 	story(t, "reads need only the cookie, changes the header too", simulated, func(t *testing.T, s *server) {
@@ -309,17 +300,13 @@ func TestTask(t *testing.T) {
 	story(t, "runs, and has no exit status until it has ended", 0, func(t *testing.T, s *server) {
 		upid := s.begin(s.newVM(), "timeout=5")
 		status := object(t, s.get(taskPath(s.place.node, upid)+"/status"))
-		if status["status"] != "running" || status["exitstatus"] != nil {
-			t.Error(status)
-		}
+		must.Not(t, status["status"] != "running" || status["exitstatus"] != nil, "%v", status)
 		s.wait(reply{Data: upid})
 	})
 	story(t, "can be followed through any node", secondNode, func(t *testing.T, s *server) {
 		id := s.newVMOn(s.place.node2)
 		e := s.task(http.MethodPost, "/nodes/"+s.place.node2+"/qemu/"+itoa(id)+"/status/stop")
-		if e.Exit != "OK" || !strings.HasPrefix(e.UPID, "UPID:"+s.place.node2+":") {
-			t.Errorf("%+v", e)
-		}
+		must.Not(t, e.Exit != "OK" || !strings.HasPrefix(e.UPID, "UPID:"+s.place.node2+":"), "%+v", e)
 	})
 	story(t, "is unknown elsewhere", secondNode, func(t *testing.T, s *server) {
 		upid := s.taskOK(http.MethodPost, s.vm(s.newVM(), "status/stop")).UPID
@@ -377,9 +364,7 @@ func TestTaskLog(t *testing.T) {
 	})
 	story(t, "of no task is a line that says so", 0, func(t *testing.T, s *server) {
 		rows := list(t, s.get(taskPath(s.place.node, unknownUPID(s.place.node))+"/log"))
-		if len(rows) != 1 || !strings.HasPrefix(text(object(t, rows[0])["t"]), "unable to open file - ") {
-			t.Error(rows)
-		}
+		must.Not(t, len(rows) != 1 || !strings.HasPrefix(text(object(t, rows[0])["t"]), "unable to open file - "), "%v", rows)
 	})
 }
 
@@ -595,9 +580,7 @@ func newSimulated(t *testing.T) *server {
 		transport.CloseIdleConnections()
 		w.Close()
 		for _, api := range servers {
-			if err := api.Close(); err != nil {
-				t.Error(err)
-			}
+			must.Pass(t, api.Close())
 		}
 	})
 	s.client = s.connect(s.trusting())

@@ -191,23 +191,17 @@ func same(t *testing.T, want, got any, options ...cmp.Option) {
 // wantPrefix requires a text to begin with want, wantMatch to match a pattern.
 func wantPrefix(t *testing.T, want, got string) {
 	t.Helper()
-	if !strings.HasPrefix(got, want) {
-		t.Errorf("%q, want %q…", got, want)
-	}
+	must.Not(t, !strings.HasPrefix(got, want), "%q, want %q…", got, want)
 }
 
 func wantMatch(t *testing.T, pattern, got string) {
 	t.Helper()
-	if !regexp.MustCompile(pattern).MatchString(got) {
-		t.Errorf("%q, want %s", got, pattern)
-	}
+	must.Not(t, !regexp.MustCompile(pattern).MatchString(got), "%q, want %s", got, pattern)
 }
 
 func wantError(t *testing.T, want, got error) {
 	t.Helper()
-	if !errors.Is(got, want) {
-		t.Errorf("error is %v, want %v", got, want)
-	}
+	must.Not(t, !errors.Is(got, want), "error is %v, want %v", got, want)
 }
 
 // wantTook requires the time since then to be in a range; to is 0 where there is no limit.
@@ -670,9 +664,7 @@ func (s *server) hasVolumes(id int) bool {
 // clean is do at the end of a test, after the end of its context.
 func (s *server) clean(method, path string, form ...string) reply {
 	r, err := s.tryAfter(method, path, form...)
-	if err != nil {
-		s.t.Errorf("clean up: %s %s: %v", method, path, err)
-	}
+	must.Not(s.t, err != nil, "clean up: %s %s: %v", method, path, err)
 	return r
 }
 
@@ -704,9 +696,8 @@ func itoa(n int) string { return strconv.Itoa(n) }
 // wantRefusal compares an answer with that of Proxmox VE 9.2: its status line, and the errors of single parameters.
 func wantRefusal(t *testing.T, got reply, status string, params map[string]string) {
 	t.Helper()
-	if got.Status != status || fmt.Sprint(trimmed(got.Errors)) != fmt.Sprint(trimmed(params)) {
-		t.Errorf("got  %s %v\nwant %s %v", got.Status, got.Errors, status, params)
-	}
+	must.Not(t, got.Status != status || fmt.Sprint(trimmed(got.Errors)) != fmt.Sprint(trimmed(params)),
+		"got  %s %v\nwant %s %v", got.Status, got.Errors, status, params)
 }
 
 func trimmed(params map[string]string) map[string]string {

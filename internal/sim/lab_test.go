@@ -50,9 +50,7 @@ func TestLabComesUpAndGoesDown(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		lab := start(t, sim.Options{Hosts: 2}, true)
 		files, err := lab.Files()
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		names := slices.Sorted(maps.Keys(files))
 		if want := []string{"kubeconfig", "recast.yaml", "schematics/default.yaml", "schematics/storage.yaml", "talosconfig"}; !slices.Equal(names, want) {
 			t.Errorf("files %q", names)
@@ -89,9 +87,7 @@ func TestHostsReachTheFactory(t *testing.T) {
 			upid, err := lab.World.Download("", "pve1", world.DownloadRequest{
 				Storage: sim.ISOStorage, Content: "iso", Filename: name, URL: "http://127.0.0.1:8080/versions",
 			})
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			if task, _ := lab.World.WaitTask(upid); task.ExitStatus != want {
 				t.Errorf("%s: %s, want %s", name, task.ExitStatus, want)
 			}
@@ -283,9 +279,7 @@ func followsConfiguration(t *testing.T, talos string) {
 		}
 		time.Sleep(time.Second)
 	}
-	if diff := gocmp.Diff([]string{"v1.35.4", "nobody", "v1.36.1"}, seen); diff != "" {
-		t.Errorf("API servers that answered (-want +got):\n%s", diff)
-	}
+	must.Equal(t, "Diff", "", gocmp.Diff([]string{"v1.35.4", "nobody", "v1.36.1"}, seen))
 	after, line := mirror(t, k, "kube-apiserver")
 	if want := "kube-apiserver:v1.36.1 config 2 ready True"; line != want || before.UID == after.UID {
 		t.Errorf("then %q, want %q; UIDs %s %s", line, want, before.UID, after.UID)
@@ -313,9 +307,7 @@ func kubeletFollows(t *testing.T, lab *sim.Lab, k *kubernetes.Clientset) {
 		}
 		time.Sleep(time.Second)
 	}
-	if diff := gocmp.Diff([]string{"v1.35.4 True", "v1.36.1 False", "v1.36.1 True"}, seen); diff != "" {
-		t.Errorf("Node (-want +got):\n%s", diff)
-	}
+	must.Equal(t, "Diff", "", gocmp.Diff([]string{"v1.35.4 True", "v1.36.1 False", "v1.36.1 True"}, seen))
 }
 
 // TestKubernetesImagesInTrouble: how a component with a bad image fails, and that the old image repairs it.
@@ -576,9 +568,7 @@ func TestTheKubernetesAPINeedsControlPlanesAndEtcd(t *testing.T) {
 		}
 		must.Equal(t, "before the install", syscall.EHOSTUNREACH, list(), cmpopts.EquateErrors())
 		install(t, lab)
-		if err := list(); err != nil {
-			t.Errorf("installed: %v", err)
-		}
+		must.Pass(t, list())
 		power := func(on bool, ids ...int) {
 			for _, id := range ids {
 				change := lab.World.PowerOff
@@ -590,9 +580,7 @@ func TestTheKubernetesAPINeedsControlPlanesAndEtcd(t *testing.T) {
 			synctest.Wait() // wait until connections to stopped machines have broken
 		}
 		power(false, 9002)
-		if err := list(); err != nil {
-			t.Errorf("two of three run: %v", err)
-		}
+		must.Pass(t, list())
 		power(false, 9003)
 		began := time.Now()
 		var status apierrors.APIStatus
@@ -604,9 +592,7 @@ func TestTheKubernetesAPINeedsControlPlanesAndEtcd(t *testing.T) {
 		must.Equal(t, "none runs", syscall.EHOSTUNREACH, list(), cmpopts.EquateErrors())
 		power(true, 9001, 9002)
 		time.Sleep(2 * time.Minute)
-		if err := list(); err != nil {
-			t.Errorf("two of three run again: %v", err)
-		}
+		must.Pass(t, list())
 		must.Equal(t, "violations", 1, len(lab.EtcdViolations()))
 	})
 }
@@ -620,9 +606,7 @@ func TestBreakEtcd(t *testing.T) {
 		must.Do(t, lab.BreakEtcd("cp1", talosapi.EtcdFault{Down: true}))
 		time.Sleep(time.Minute)
 		_, err := c.CoreV1().Nodes().List(t.Context(), metav1.ListOptions{})
-		if err == nil || !strings.Contains(err.Error(), "etcdserver: request timed out") {
-			t.Errorf("with etcd down: %v", err)
-		}
+		must.Not(t, err == nil || !strings.Contains(err.Error(), "etcdserver: request timed out"), "with etcd down: %v", err)
 	})
 }
 

@@ -71,9 +71,7 @@ func TestSchematicIDs(t *testing.T) {
 			t.Errorf("schematic (-want +got): %v\n%s", err, diff)
 		}
 		_, err = l.client.SchematicGet(t.Context(), strings.Repeat("0", 64))
-		if !client.IsHTTPErrorCode(err, http.StatusNotFound) {
-			t.Errorf("unknown schematic: err = %v", err)
-		}
+		must.Not(t, !client.IsHTTPErrorCode(err, http.StatusNotFound), "unknown schematic: err = %v", err)
 	})
 }
 
@@ -112,9 +110,8 @@ func TestRefusals(t *testing.T) {
 		}
 		for name, tt := range tests {
 			resp, body := l.do(tt.method, tt.path, tt.body)
-			if resp.StatusCode != tt.status || !strings.Contains(body, tt.text) {
-				t.Errorf("%s: %d %q, want %d %q", name, resp.StatusCode, body, tt.status, tt.text)
-			}
+			must.Not(t, resp.StatusCode != tt.status || !strings.Contains(body, tt.text),
+				"%s: %d %q, want %d %q", name, resp.StatusCode, body, tt.status, tt.text)
 		}
 	})
 }
@@ -126,14 +123,11 @@ func TestAssets(t *testing.T) {
 
 		started := time.Now()
 		head, _ := l.do(http.MethodHead, path, "")
-		if head.StatusCode != http.StatusOK || time.Since(started) < time.Second {
-			t.Errorf("HEAD: %s after %s; it has to build the image", head.Status, time.Since(started))
-		}
+		must.Not(t, head.StatusCode != http.StatusOK || time.Since(started) < time.Second,
+			"HEAD: %s after %s; it has to build the image", head.Status, time.Since(started))
 		built := time.Now()
 		resp, body := l.do(http.MethodGet, path+"?filename=x.iso", "")
-		if time.Since(built) != 0 {
-			t.Errorf("a built image took %s", time.Since(built))
-		}
+		must.Not(t, time.Since(built) != 0, "a built image took %s", time.Since(built))
 		must.Equal(t, "bytes that HEAD announces, and GET sends", head.ContentLength, int64(len(body)))
 		must.Equal(t, "Content-Disposition", `attachment; filename="x.iso"`, resp.Header.Get("Content-Disposition"))
 		for _, absent := range []string{"ETag", "Last-Modified", "Accept-Ranges"} {
@@ -152,9 +146,8 @@ func TestAssets(t *testing.T) {
 			SchematicAuthor: "Image Factory (http://" + factoryAddr + ")", Extensions: img.Extensions,
 		}
 		must.Equal(t, "ISO", want, img)
-		if len(img.Extensions) != 1 || digestOf(t, img.Extensions[0]) != l.listed() {
-			t.Errorf("extensions = %v", img.Extensions)
-		}
+		must.Not(t, len(img.Extensions) != 1 || digestOf(t, img.Extensions[0]) != l.listed(),
+			"extensions = %v", img.Extensions)
 		want.Cmdline = line
 		must.Equal(t, "installer", want, l.installer(id))
 	})
@@ -179,9 +172,7 @@ func TestRenamedExtension(t *testing.T) {
 		e := artefact.Extension{Name: "i915", Version: "1", Files: map[string][]byte{"/x": nil}}
 		must.Do(t, l.catalog.Publish(t.Context(), talosVersion, []artefact.Extension{e}))
 		img := l.iso(l.register([]string{"siderolabs/i915-ucode"}))
-		if len(img.Extensions) != 1 || img.Extensions[0].Name != "i915" {
-			t.Errorf("extensions = %v", img.Extensions)
-		}
+		must.Not(t, len(img.Extensions) != 1 || img.Extensions[0].Name != "i915", "extensions = %v", img.Extensions)
 	})
 }
 
@@ -212,9 +203,7 @@ func TestRequestsAreRecordedAndCanBeBroken(t *testing.T) {
 	inLab(t, func(t *testing.T, l *lab) {
 		id := l.register(nil)
 		l.installer(id)
-		if got := l.recorder.Mutations(); got != 1 {
-			t.Errorf("%d mutations, want the schematic alone: what the factory does in the registry is its own business", got)
-		}
+		must.Equal(t, "Mutations", 1, l.recorder.Mutations())
 		want := record.Call{Seq: 1, Proto: "factory", Target: factoryAddr, Method: "POST", Path: "/schematics", Mutation: true}
 		must.Equal(t, "first call", want, l.recorder.Calls()[0])
 		l.recorder.Hooks(func(record.Call) error { return errors.New("dead") }, nil)
@@ -243,9 +232,8 @@ func TestCloseEndsBuilds(t *testing.T) {
 		started := time.Now()
 		time.AfterFunc(time.Second, l.factory.Close)
 		resp, body := l.do(http.MethodGet, "/v2/nocloud-installer/"+id+"/manifests/"+talosVersion, "")
-		if resp.StatusCode != http.StatusInternalServerError || time.Since(started) != time.Second {
-			t.Errorf("after %s: %s: %s; want the build to end with its factory", time.Since(started), resp.Status, body)
-		}
+		must.Not(t, resp.StatusCode != http.StatusInternalServerError || time.Since(started) != time.Second,
+			"after %s: %s: %s; want the build to end with its factory", time.Since(started), resp.Status, body)
 		time.Sleep(time.Minute)
 		if _, err := l.pull(registryAddr + "/factory/nocloud-installer/" + id + ":" + talosVersion); err == nil {
 			t.Error("an installer was pushed after the end")
@@ -272,9 +260,7 @@ func TestKernelArguments(t *testing.T) {
 			inLab(t, func(t *testing.T, l *lab) {
 				_, line := l.do(http.MethodGet, "/image/"+l.register(nil, tc.args...)+"/"+talosVersion+"/cmdline-nocloud-amd64", "")
 				must.Contain(t, "line", line, tc.want...)
-				if tc.not != "" && strings.Contains(line, tc.not) {
-					t.Errorf("%q is in %q", tc.not, line)
-				}
+				must.Not(t, tc.not != "" && strings.Contains(line, tc.not), "%q is in %q", tc.not, line)
 			})
 		})
 	}
@@ -285,11 +271,10 @@ func TestLists(t *testing.T) {
 	t.Parallel()
 	rec := record.New()
 	registry := factoryapi.NewRegistry(rec)
-	factory, err := factoryapi.New(factoryapi.Options{
+	factory := must.Get(factoryapi.New(factoryapi.Options{
 		URL: "http://factory", Registry: "127.0.0.1:5000", Transport: registry.Transport(), Recorder: rec,
 		Versions: []string{"v1.13.7", "v1.13.8", "v1.13.9"}, Broken: []string{"v1.13.8"},
-	})
-	must.Do(t, err)
+	}))(t)
 	defer factory.Close()
 	digest := "sha256:" + strings.Repeat("a", 64)
 	publish := func(talos, name string) {
@@ -351,9 +336,7 @@ func (l *lab) see(path string) (got, error) {
 	}
 	defer resp.Body.Close()
 	body, err := io.ReadAll(resp.Body)
-	if err != nil && !errors.Is(err, io.ErrUnexpectedEOF) {
-		l.t.Error(err)
-	}
+	must.Not(l.t, err != nil && !errors.Is(err, io.ErrUnexpectedEOF), "%v", err)
 	return got{
 		status: resp.StatusCode, kind: resp.Header.Get("Content-Type"), retryAfter: resp.Header.Get("Retry-After"),
 		body: string(body), cut: err != nil, took: time.Since(start),
@@ -438,9 +421,8 @@ func TestStore(t *testing.T) {
 			}
 			rec := httptest.NewRecorder()
 			l.factory.Store().ServeHTTP(rec, req)
-			if rec.Code != tc.status || !strings.Contains(rec.Body.String(), tc.code) {
-				t.Errorf("%s: %d %.300q", text, rec.Code, rec.Body)
-			}
+			must.Not(t, rec.Code != tc.status || !strings.Contains(rec.Body.String(), tc.code),
+				"%s: %d %.300q", text, rec.Code, rec.Body)
 		}
 	})
 }
@@ -465,9 +447,7 @@ func TestDeletedManifestsLoseTheirTags(t *testing.T) {
 		t.Errorf("%v, tags (-want +got):\n%s", err, diff)
 	}
 	err = remote.Delete(repository.Digest(digest.String()), opts...)
-	if err == nil {
-		t.Errorf("a second deletion is answered with less than %d", http.StatusNotFound)
-	}
+	must.Not(t, err == nil, "a second deletion is answered with less than %d", http.StatusNotFound)
 }
 
 const (
@@ -560,8 +540,7 @@ func (l *lab) register(extensions []string, args ...string) string {
 func (l *lab) do(method, path, body string) (*http.Response, string) {
 	l.t.Helper()
 	req := must.Get(http.NewRequestWithContext(l.t.Context(), method, "http://"+factoryAddr+path, strings.NewReader(body)))(l.t)
-	resp, err := l.transport.RoundTrip(req)
-	must.Do(l.t, err)
+	resp := must.Get(l.transport.RoundTrip(req))(l.t)
 	defer resp.Body.Close()
 	b := must.Get(io.ReadAll(resp.Body))(l.t)
 	return resp, string(b)
@@ -599,8 +578,7 @@ func (l *lab) installer(id string) artefact.Image {
 // listed is the digest of the guest agent in the factory's list.
 func (l *lab) listed() string {
 	l.t.Helper()
-	list, err := l.client.ExtensionsVersions(l.t.Context(), talosVersion)
-	must.Do(l.t, err)
+	list := must.Get(l.client.ExtensionsVersions(l.t.Context(), talosVersion))(l.t)
 	for _, e := range list {
 		if e.Name == "siderolabs/qemu-guest-agent" {
 			return e.Digest
@@ -619,9 +597,8 @@ func TestPatchStory(t *testing.T) {
 		before := l.listed()
 		require := func(step string, img artefact.Image, want string) {
 			t.Helper()
-			if len(img.Extensions) != 1 || digestOf(t, img.Extensions[0]) != want {
-				t.Errorf("%s: built of %v, want %s", step, img.Extensions, want)
-			}
+			must.Not(t, len(img.Extensions) != 1 || digestOf(t, img.Extensions[0]) != want,
+				"%s: built of %v, want %s", step, img.Extensions, want)
 		}
 		require("ISO at first", l.iso(first), before)
 		require("installer at first", l.installer(first), before)
@@ -670,16 +647,13 @@ func TestInstallersSayWhenTheyWereBuilt(t *testing.T) {
 				times = append(times, config.Created.UTC())
 			}
 			digest := must.Get(idx.Digest())(t)
-			if len(times) != 2 || times[0] != times[1] {
-				t.Errorf("%s says %s of its architectures", image, times)
-			}
+			must.Not(t, len(times) != 2 || times[0] != times[1], "%s says %s of its architectures", image, times)
 			return made{digest.String(), times[0]}
 		}
 		before := time.Now()
 		first := installer("installer")
-		if first.At.Before(before) || first.At.After(time.Now()) {
-			t.Errorf("it says that it was built at %s, not after %s", first.At, before)
-		}
+		must.Not(t, first.At.Before(before) || first.At.After(time.Now()),
+			"it says that it was built at %s, not after %s", first.At, before)
 		time.Sleep(time.Hour)
 		must.Equal(t, "the same asset by its other name", first, installer("metal-installer"))
 		if _, _, err := l.catalog.Patch(t.Context(), talosVersion, "qemu-guest-agent"); err != nil {
@@ -725,9 +699,8 @@ func TestBuildContinuesWithoutItsClient(t *testing.T) {
 		id := l.register(nil)
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
-		req, err := http.NewRequestWithContext(ctx, http.MethodGet,
-			"http://"+factoryAddr+"/v2/nocloud-installer/"+id+"/manifests/"+talosVersion, nil)
-		must.Do(t, err)
+		req := must.Get(http.NewRequestWithContext(ctx, http.MethodGet,
+			"http://"+factoryAddr+"/v2/nocloud-installer/"+id+"/manifests/"+talosVersion, nil))(t)
 		if resp, err := l.transport.RoundTrip(req); err == nil {
 			t.Fatalf("answered in a second: %s", resp.Status)
 		}
@@ -849,9 +822,8 @@ func TestSigningKeys(t *testing.T) {
 		t.Run(title, func(t *testing.T) {
 			inSigningLab(t, tc.Signing, func(t *testing.T, l *lab) {
 				_, sig, found := l.signatureOf(l.register(nil))
-				if found != (tc.signedBy != nil) || found && !sig.by(tc.signedBy) {
-					t.Errorf("signature: found %t, not by the key", found)
-				}
+				must.Not(t, found != (tc.signedBy != nil) || found && !sig.by(tc.signedBy),
+					"signature: found %t, not by the key", found)
 				if got := l.published(); got == nil != (tc.published == nil) || got != nil && !got.Equal(tc.published) {
 					t.Errorf("another key is published")
 				}

@@ -49,11 +49,10 @@ import (
 
 func bare(t *testing.T, c kubernetes.Interface, namespace string, command ...string) *corev1.Pod {
 	t.Helper()
-	p, err := c.CoreV1().Pods(namespace).Create(t.Context(), &corev1.Pod{
+	p := must.Get(c.CoreV1().Pods(namespace).Create(t.Context(), &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: "bare"},
 		Spec:       corev1.PodSpec{NodeName: "wk1", Containers: []corev1.Container{{Name: "bare", Image: "bare", Command: command}}},
-	}, metav1.CreateOptions{})
-	must.Do(t, err)
+	}, metav1.CreateOptions{}))(t)
 	time.Sleep(10 * time.Second)
 	return p
 }
@@ -89,9 +88,7 @@ func TestWebhookDeniesAsTheServerSays(t *testing.T) {
 			})
 			err := evict(t, client, "default", nil)
 			status, ok := err.(apierrors.APIStatus)
-			if !ok || err.Error() != c.want || status.Status().Code != c.code {
-				t.Errorf("err = %v", err)
-			}
+			must.Not(t, !ok || err.Error() != c.want || status.Status().Code != c.code, "err = %v", err)
 			l.SetWebhook("", nil)
 			must.Do(t, evict(t, client, "default", nil))
 		})
@@ -125,9 +122,8 @@ func TestNamespaceIsTerminated(t *testing.T) {
 			t.Fatalf("namespace %+v, %v", ns.Status, err)
 		}
 		err = evict(t, c, "old", nil)
-		if !apierrors.IsForbidden(err) || !apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
-			t.Errorf("err = %v", err)
-		}
+		must.Not(t, !apierrors.IsForbidden(err) || !apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause),
+			"err = %v", err)
 		time.Sleep(30 * time.Second)
 		if p, err := c.CoreV1().Pods("old").Get(t.Context(), "bare", metav1.GetOptions{}); err != nil || p.DeletionTimestamp == nil {
 			t.Errorf("within its grace period: %v, %v", p.DeletionTimestamp, err)
@@ -147,18 +143,14 @@ func TestEvictionPermissions(t *testing.T) {
 		c := l.client(t, "readers")
 		err := evict(t, c, "default", nil)
 		const want = `pods "bare" is forbidden: User "admin" cannot create resource "pods/eviction" in API group "" in the namespace "default"`
-		if !apierrors.IsForbidden(err) || err.Error() != want {
-			t.Errorf("err = %v", err)
-		}
+		must.Not(t, !apierrors.IsForbidden(err) || err.Error() != want, "err = %v", err)
 		for verb, may := range map[string]bool{"get": true, "create": false} {
 			review, err := c.AuthorizationV1().SelfSubjectAccessReviews().Create(t.Context(), &authorizationv1.SelfSubjectAccessReview{
 				Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: &authorizationv1.ResourceAttributes{
 					Namespace: "default", Verb: verb, Resource: "pods", Subresource: "eviction",
 				}},
 			}, metav1.CreateOptions{})
-			if err != nil || review.Status.Allowed != may {
-				t.Errorf("may %s: %t, %v", verb, review.Status.Allowed, err)
-			}
+			must.Not(t, err != nil || review.Status.Allowed != may, "may %s: %t, %v", verb, review.Status.Allowed, err)
 		}
 	})
 }
@@ -181,9 +173,8 @@ func TestServiceProxy(t *testing.T) {
 		refused := func(err error, code int32, want string) {
 			t.Helper()
 			status, ok := err.(*apierrors.StatusError)
-			if !ok || status.ErrStatus.Code != code || !strings.Contains(status.ErrStatus.Message, want) {
-				t.Errorf("err = %v, want %d with %q", err, code, want)
-			}
+			must.Not(t, !ok || status.ErrStatus.Code != code || !strings.Contains(status.ErrStatus.Message, want),
+				"err = %v, want %d with %q", err, code, want)
 		}
 		_, err := get("", "linstor-controller", "3370")
 		refused(err, http.StatusNotFound, `services "linstor-controller" not found`)
@@ -310,9 +301,7 @@ func TestTables(t *testing.T) {
 			t.Errorf("an unknown includeObject: %v", err)
 		}
 		plain, err := tableOf(t, c, "/api/v1/nodes", "application/json,"+asTable)
-		if err != nil || plain.Kind != "NodeList" {
-			t.Errorf("objects were preferred, got a %s, %v", plain.Kind, err)
-		}
+		must.Not(t, err != nil || plain.Kind != "NodeList", "objects were preferred, got a %s, %v", plain.Kind, err)
 	})
 }
 
@@ -353,9 +342,7 @@ func newBridge(t *testing.T, upstream *lab, nodes ...string) *lab {
 		_ = up.Close() // it never fails
 		mu.Lock()
 		defer mu.Unlock()
-		if len(refused) > 0 {
-			t.Errorf("refused: %v", refused)
-		}
+		must.Not(t, len(refused) > 0, "refused: %v", refused)
 	})
 	return startLab(t, kubeapi.Options{Upstream: up, Refused: func(err error) { mu.Lock(); defer mu.Unlock(); refused = append(refused, err) }}, nodes...)
 }
@@ -378,9 +365,7 @@ func TestBridge(t *testing.T) {
 			t.Errorf("node wk1 is %+v", n)
 		}
 		lease, err := there.CoordinationV1().Leases("kube-node-lease").Get(t.Context(), "wk1", metav1.GetOptions{})
-		if err != nil || time.Since(lease.Spec.RenewTime.Time) > 11*time.Second {
-			t.Errorf("lease of wk1: %+v, %v", lease, err)
-		}
+		must.Not(t, err != nil || time.Since(lease.Spec.RenewTime.Time) > 11*time.Second, "lease of wk1: %+v, %v", lease, err)
 
 		list, err := c.CoreV1().Pods("default").List(t.Context(), metav1.ListOptions{LabelSelector: "app=web"})
 		if err != nil || len(list.Items) != 2 {
@@ -394,9 +379,7 @@ func TestBridge(t *testing.T) {
 			t.Errorf("eviction against the budget: %v, want a refusal", err)
 		}
 		must.Do(t, c.PolicyV1().PodDisruptionBudgets("default").Delete(t.Context(), "web", metav1.DeleteOptions{}))
-		if err := evict(); err != nil {
-			t.Errorf("eviction: %v", err)
-		}
+		must.Pass(t, evict())
 		time.Sleep(5 * time.Second)
 		if _, err := there.CoreV1().Pods("default").Get(t.Context(), pod.Name, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 			t.Errorf("the evicted pod: %v, want it ended by its kubelet", err)
@@ -433,12 +416,8 @@ func startLab(t *testing.T, o kubeapi.Options, nodes ...string) *lab {
 	served := make(chan error, 1)
 	go func() { served <- l.Serve(t.Context(), listener, l.who) }()
 	t.Cleanup(func() {
-		if err := l.Close(); err != nil {
-			t.Errorf("close: %v", err)
-		}
-		if err := <-served; err != nil {
-			t.Errorf("serve: %v", err)
-		}
+		must.Pass(t, l.Close())
+		must.Pass(t, <-served)
 	})
 	for i, name := range nodes {
 		l.NodeUp(node(name, i))
@@ -522,8 +501,7 @@ func TestStatusErrors(t *testing.T) {
 		c := l.client(t, "system:masters")
 		leases := c.CoordinationV1().Leases("kube-system")
 		lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: "recast"}}
-		stored, err := leases.Create(t.Context(), lease, metav1.CreateOptions{})
-		must.Do(t, err)
+		stored := must.Get(leases.Create(t.Context(), lease, metav1.CreateOptions{}))(t)
 		stale := stored.DeepCopy()
 		stored.Spec.HolderIdentity = new("a")
 		must.Get(leases.Update(t.Context(), stored, metav1.UpdateOptions{}))(t)
@@ -616,9 +594,7 @@ func TestDiscovery(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newLab(t).client(t, "system:masters")
 		v, err := c.Discovery().ServerVersion()
-		if err != nil || v.GitVersion != "v1.35.4" || v.Minor != "35" {
-			t.Errorf("version = %+v, %v", v, err)
-		}
+		must.Not(t, err != nil || v.GitVersion != "v1.35.4" || v.Minor != "35", "version = %+v, %v", v, err)
 		_, lists, err := c.Discovery().ServerGroupsAndResources()
 		must.Do(t, err)
 		var served []string
@@ -681,9 +657,8 @@ func TestInformer(t *testing.T) {
 		}
 		time.Sleep(10 * time.Second)
 		n, err := nodes.Lister().Get("wk1")
-		if err != nil || n.Status.NodeInfo.BootID != "boot-1-wk1" || len(n.Spec.Taints) != 0 {
-			t.Errorf("informer's node = %+v, %v", n, err)
-		}
+		must.Not(t, err != nil || n.Status.NodeInfo.BootID != "boot-1-wk1" || len(n.Spec.Taints) != 0,
+			"informer's node = %+v, %v", n, err)
 		cancel()
 		f.Shutdown()
 	})
@@ -737,13 +712,9 @@ func TestServesOnRealSockets(t *testing.T) {
 	}
 	c := must.Get(kubernetes.NewForConfig(cfg))(t)
 	list, err := c.CoreV1().Namespaces().List(t.Context(), metav1.ListOptions{})
-	if err != nil || len(list.Items) != 4 {
-		t.Errorf("namespaces = %v, %v", list, err)
-	}
+	must.Not(t, err != nil || len(list.Items) != 4, "namespaces = %v, %v", list, err)
 	must.Do(t, listener.Close())
-	if err := <-served; err != nil {
-		t.Errorf("serve after its listener was closed: %v", err)
-	}
+	must.Pass(t, <-served)
 }
 
 // A list comes in pages of one revision, while etcd has that revision.
@@ -796,9 +767,8 @@ func TestListsComeInPages(t *testing.T) {
 			t.Errorf("a token and a revision: %v", err)
 		}
 		selected, err := c.List(t.Context(), metav1.ListOptions{Limit: 1, LabelSelector: "!none"})
-		if err != nil || selected.GetContinue() == "" || selected.GetRemainingItemCount() != nil {
-			t.Errorf("a list with a selector tells how many are left: %v, %v", selected, err)
-		}
+		must.Not(t, err != nil || selected.GetContinue() == "" || selected.GetRemainingItemCount() != nil,
+			"a list with a selector tells how many are left: %v, %v", selected, err)
 		if _, err := c.List(t.Context(), metav1.ListOptions{Continue: "nonsense"}); !apierrors.IsBadRequest(err) {
 			t.Errorf("no token at all: %v", err)
 		}

@@ -61,16 +61,12 @@ func TestApply(t *testing.T) {
 			{name: "only to see again", manager: "kubectl", data: `{}`, dry: true, there: map[string]string{"a": "2", "c": "1"}},
 		} {
 			got, err := apply(step.manager, step.data, step.force, step.dry)
-			if step.err != nil && !step.err(err) || step.err == nil && err != nil {
-				t.Errorf("%s: %v", step.name, err)
-			}
+			must.Not(t, step.err != nil && !step.err(err) || step.err == nil && err != nil, "%s: %v", step.name, err)
 			if diff := cmp.Diff(step.want, got.Data); err == nil && diff != "" {
 				t.Errorf("%s: answer (-want +got):\n%s", step.name, diff)
 			}
 			now, err := c.Get(t.Context(), "m", metav1.GetOptions{})
-			if step.there == nil && !apierrors.IsNotFound(err) {
-				t.Errorf("%s: it is there: %v", step.name, err)
-			}
+			must.Not(t, step.there == nil && !apierrors.IsNotFound(err), "%s: it is there: %v", step.name, err)
 			must.Equal(t, "what is there", step.there, now.Data)
 		}
 		before := must.Get(apply("kubectl", `{"a":"2","c":"1"}`, false, false))(t)
@@ -230,8 +226,7 @@ func TestCustomResourcesKeepTheirHalvesApart(t *testing.T) {
 func TestCustomResourcesRefuse(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newLab(t).widgets(t, true)
-		first, err := c.Create(t.Context(), widget("a", 1), metav1.CreateOptions{})
-		must.Do(t, err)
+		first := must.Get(c.Create(t.Context(), widget("a", 1), metav1.CreateOptions{}))(t)
 		must.Get(c.Patch(t.Context(), "a", types.MergePatchType, []byte(`{"spec":{"size":2}}`), metav1.PatchOptions{}))(t)
 		stale := `{"metadata":{"resourceVersion":"` + first.GetResourceVersion() + `"},"spec":{"size":3}}`
 		_, stalePatch := c.Patch(t.Context(), "a", types.MergePatchType, []byte(stale), metav1.PatchOptions{})
@@ -274,9 +269,7 @@ func TestCertificateRequestsAreSelectedBySigner(t *testing.T) {
 			must.Get(c.Create(t.Context(), r, metav1.CreateOptions{}))(t)
 		}
 		list, err := c.List(t.Context(), metav1.ListOptions{FieldSelector: "spec.signerName=" + certificatesv1.KubeletServingSignerName})
-		if err != nil || len(list.Items) != 1 || list.Items[0].Name != "a" {
-			t.Errorf("list = %+v, %v", list, err)
-		}
+		must.Not(t, err != nil || len(list.Items) != 1 || list.Items[0].Name != "a", "list = %+v, %v", list, err)
 	})
 }
 
@@ -337,9 +330,7 @@ func TestOwners(t *testing.T) {
 			return err
 		}
 		must.Do(t, apply("a", `{"port":80,"protocol":"TCP","name":"http"}`))
-		if err := apply("b", `{"port":443,"protocol":"TCP","name":"https"}`); err != nil {
-			t.Errorf("another port: %v", err)
-		}
+		must.Pass(t, apply("b", `{"port":443,"protocol":"TCP","name":"https"}`))
 		err := apply("b", `{"port":80,"protocol":"TCP","name":"web"}`)
 		if err == nil || err.Error() != `Apply failed with 1 conflict: conflict with "a": .spec.ports[port=80,protocol="TCP"].name` {
 			t.Errorf("the same port: %v", err)
@@ -693,9 +684,7 @@ func TestDumpAndLoad(t *testing.T) {
 		}
 		before := values()
 		for _, key := range []string{"/registry/minions/wk1", "/registry/example.org/widgets/default/kept", "/registry/deployments/kube-system/coredns"} {
-			if before[key] == "" {
-				t.Errorf("there is no %s", key)
-			}
+			must.Not(t, before[key] == "", "there is no %s", key)
 		}
 		dump := must.Get(l.Dump(ctx))(t)
 		must.Get(s.Delete(ctx, r.GroupVersionResource, "default", "kept", metav1.DeleteOptions{}))(t)

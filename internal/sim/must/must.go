@@ -114,3 +114,11 @@ func Contain(t testing.TB, what, text string, wanted ...string) {
 		}
 	}
 }
+
+// Not reports what must not be, with what was seen. The test goes on.
+func Not(t testing.TB, is bool, format string, seen ...any) {
+	t.Helper()
+	if is {
+		t.Errorf(format, seen...)
+	}
+}

@@ -207,9 +207,7 @@ func TestMoveWindows(t *testing.T) {
 		l.putOK("/nodes/pve1/qemu/9090/config", "scsi1="+renamed+",serial=data-wk1")
 		same(t, []string(nil), l.world.Violations())
 		d := l.world.Persistent()[0]
-		if d.VMID != 9090 || d.Volid != renamed || d.Unnamed != 0 || d.LongestUnnamed < time.Minute {
-			t.Errorf("%+v", d)
-		}
+		must.Not(t, d.VMID != 9090 || d.Volid != renamed || d.Unnamed != 0 || d.LongestUnnamed < time.Minute, "%+v", d)
 	})
 }
 
@@ -405,9 +403,8 @@ func TestSnapshotOfATemplate(t *testing.T) {
 		l.putOK("/nodes/pve1/qemu/9012/config", "delete=scsi1")
 		taskOK(t, l.task("POST", "/nodes/pve1/qemu/9012/snapshot", "snapname=one"))
 		got := l.do("GET", "/nodes/pve1/qemu/9012/snapshot/one/config").Data.(map[string]any)
-		if got["unused0"] != nil || got["description"] != nil || got["scsi0"] != "thin:vm-9012-disk-0,size=1G" {
-			t.Error(got)
-		}
+		must.Not(t, got["unused0"] != nil || got["description"] != nil || got["scsi0"] != "thin:vm-9012-disk-0,size=1G",
+			"%v", got)
 		must.Do(t, l.world.DeleteSnapshot(9012, "one"))
 		l.task("POST", "/nodes/pve1/qemu/9012/template")
 		same(t, "you can't take a snapshot if it's a template", l.task("POST", "/nodes/pve1/qemu/9012/snapshot", "snapname=two"))
@@ -457,8 +454,7 @@ func TestMigrate(t *testing.T) {
 		media := migrating(t, l, test.config)
 		l.world.Protect(world.Protected{Serial: "s", Media: media})
 		if test.config["description"] == "taken" {
-			_, err := l.world.Alloc("fast", "pve2", 9012, 1<<30, nil)
-			must.Do(t, err)
+			must.Do(t, must.Err(l.world.Alloc("fast", "pve2", 9012, 1<<30, nil)))
 		}
 		if test.running {
 			must.Do(t, l.world.PowerOn(9012))
@@ -466,9 +462,7 @@ func TestMigrate(t *testing.T) {
 		upid := l.do("POST", migrant+"/migrate", append(test.form, "target=pve2")...).Data.(string)
 		time.Sleep(1200 * time.Millisecond)
 		meanwhile, err := l.world.LookupVM("pve1", 9012)
-		if err == nil && meanwhile.Config["lock"] != "migrate" {
-			t.Errorf("meanwhile: %v", meanwhile.Config)
-		}
+		must.Not(t, err == nil && meanwhile.Config["lock"] != "migrate", "meanwhile: %v", meanwhile.Config)
 		want := "500 VM is locked (migrate)"
 		if err != nil { // it has moved already
 			want = "500 Configuration file 'nodes/pve1/qemu-server/9012.conf' does not exist"
@@ -537,11 +531,8 @@ func TestMigrateRefused(t *testing.T) {
 			got, log = task.ExitStatus, task.Log
 		}
 		must.Equal(t, "log", test.want, got)
-		if test.log != "" && !slices.Contains(log, test.log) {
-			t.Errorf("log: %q", log)
-		}
-		vm, err := l.world.LookupVM("pve1", 9012)
-		must.Do(t, err)
+		must.Not(t, test.log != "" && !slices.Contains(log, test.log), "log: %q", log)
+		vm := must.Get(l.world.LookupVM("pve1", 9012))(t)
 		if lock := vm.Config["lock"]; lock != "" && test.want != "500 VM is locked (backup)" || vm.Running != test.running {
 			t.Errorf("lock %q, running %v", lock, vm.Running)
 		}
@@ -564,8 +555,7 @@ func TestMigrationCutShort(t *testing.T) {
 				time.Sleep(1200 * time.Millisecond)
 				cut(l, upid)
 				task, _ := l.world.WaitTask(upid)
-				vm, err := l.world.LookupVM("pve1", 9012)
-				must.Do(t, err)
+				vm := must.Get(l.world.LookupVM("pve1", 9012))(t)
 				want := []any{"unexpected status", "migrate", []string{"fast:9012/vm-9012-disk-0.raw"}}
 				if name == "told to stop" {
 					want = []any{"migration aborted", "", []string(nil)}
@@ -689,8 +679,7 @@ func TestBackupEndsWithItsHost(t *testing.T) {
 		time.Sleep(time.Minute)
 		l.world.CrashHost("pve1")
 		lock := func() string {
-			vm, err := l.world.LookupVM("pve1", 9011)
-			must.Do(t, err)
+			vm := must.Get(l.world.LookupVM("pve1", 9011))(t)
 			return vm.Config["lock"]
 		}
 		if task, _ := l.world.WaitTask(upid); task.ExitStatus != "unexpected status" || lock() != "backup" {
@@ -698,8 +687,7 @@ func TestBackupEndsWithItsHost(t *testing.T) {
 		}
 		l.world.BootHost("pve1")
 		time.Sleep(time.Minute)
-		vm, err := l.world.LookupVM("pve1", 9011)
-		must.Do(t, err)
+		vm := must.Get(l.world.LookupVM("pve1", 9011))(t)
 		if lock() != "" || !vm.Running {
 			t.Errorf("lock %q, running %v", lock(), vm.Running)
 		}
@@ -776,9 +764,7 @@ func TestEveryOptionIsKnown(t *testing.T) {
 		}
 		_, root := rootOnly[name]
 		_, numbered := rootOnly[name+"0"]
-		if values[name] == nil && !root && !numbered && !slices.Contains(besides, name) {
-			t.Errorf("%s is in no table", name)
-		}
+		must.Not(t, values[name] == nil && !root && !numbered && !slices.Contains(besides, name), "%s is in no table", name)
 	}
 }
 

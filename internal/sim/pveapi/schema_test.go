@@ -23,9 +23,7 @@ func TestRoutesAgreeWithTheSchema(t *testing.T) {
 	seen := map[string]bool{}
 	for _, r := range routes() {
 		name := r.method + " " + r.template()
-		if seen[name] {
-			t.Errorf("%s is there twice", name)
-		}
+		must.Not(t, seen[name], "%s is there twice", name)
 		seen[name] = true
 		defined, ok := schema.Parameters(r.method, r.template())
 		if !ok {
@@ -133,9 +131,7 @@ func TestEncode(t *testing.T) {
 		for _, total := range []int{0, 3} {
 			a := answer{Data: data, Total: total}
 			want, err := json.Marshal(a)
-			if err != nil {
-				t.Fatal(err)
-			}
+			must.Do(t, err)
 			got, err := a.encode()
 			must.Equal(t, "got", []any{nil, string(want)}, []any{err, string(got)})
 		}

@@ -88,8 +88,7 @@ func newLab(t *testing.T, privileges ...string) *lab {
 	w.Protect(world.Protected{Serial: "data-wk1", Media: l.data})
 
 	net1 := network.Memory()
-	listener, err := net1.Listen("127.42.7.1:8006")
-	must.Do(t, err)
+	listener := must.Get(net1.Listen("127.42.7.1:8006"))(t)
 	server := pveapi.New(w, l.rec, "pve1")
 	server.Serve(listener, certificate(t))
 	l.dialer = net1.Dialer()
@@ -105,9 +104,7 @@ func newLab(t *testing.T, privileges ...string) *lab {
 
 func same(t *testing.T, want, got any) {
 	t.Helper()
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	must.Equal(t, "Diff", "", cmp.Diff(want, got))
 }
 
 // taskOK ends the test unless a task has ended well.
@@ -121,14 +118,12 @@ func taskOK(t *testing.T, ended any) {
 // certificate is made inside the bubble, whose clock decides its validity.
 func certificate(t *testing.T) tls.Certificate {
 	t.Helper()
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	must.Do(t, err)
+	key := must.Get(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
 	template := &x509.Certificate{
 		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "pve1"}, IPAddresses: []net.IP{net.ParseIP("127.42.7.1")},
 		NotBefore: time.Now(), NotAfter: time.Now().Add(24 * time.Hour),
 	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
-	must.Do(t, err)
+	der := must.Get(x509.CreateCertificate(rand.Reader, template, template, key.Public(), key))(t)
 	return tls.Certificate{Certificate: [][]byte{der}, PrivateKey: key}
 }
 
@@ -144,19 +139,16 @@ func (l *lab) as(token, method, path, contentType string, body []byte) reply {
 	l.t.Helper()
 	ctx, cancel := context.WithTimeout(l.t.Context(), 10*time.Minute)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, method, base+path, bytes.NewReader(body))
-	must.Do(l.t, err)
+	req := must.Get(http.NewRequestWithContext(ctx, method, base+path, bytes.NewReader(body)))(l.t)
 	if token != "" {
 		req.Header.Set("Authorization", "PVEAPIToken="+token+"="+secret)
 	}
 	if contentType != "" {
 		req.Header.Set("Content-Type", contentType)
 	}
-	res, err := l.client.Do(req)
-	must.Do(l.t, err)
+	res := must.Get(l.client.Do(req))(l.t)
 	defer func() { _ = res.Body.Close() }()
-	raw, err := io.ReadAll(res.Body)
-	must.Do(l.t, err)
+	raw := must.Get(io.ReadAll(res.Body))(l.t)
 	out := reply{Status: res.Status, Plain: string(raw)}
 	if res.Header.Get("Content-Type") != "" {
 		out.Plain = ""
@@ -246,8 +238,7 @@ func (l *lab) config(id int) map[string]any {
 
 func (l *lab) volumesOn(host, storage string) (volids []string) {
 	l.t.Helper()
-	list, err := l.world.Volumes(storage, host)
-	must.Do(l.t, err)
+	list := must.Get(l.world.Volumes(storage, host))(l.t)
 	for _, v := range list {
 		volids = append(volids, v.Volid)
 	}
@@ -377,24 +368,19 @@ func TestGoProxmox(t *testing.T) {
 	inLab(t, func(t *testing.T, l *lab) {
 		ctx := t.Context()
 		client := proxmox.NewClient(base, proxmox.WithHTTPClient(l.client), proxmox.WithAPIToken(tokenID, secret))
-		version, err := client.Version(ctx)
-		must.Do(t, err)
+		version := must.Get(client.Version(ctx))(t)
 		same(t, "9.2", version.Release)
-		nodes, err := client.Nodes(ctx)
-		must.Do(t, err)
+		nodes := must.Get(client.Nodes(ctx))(t)
 		same(t, 2, len(nodes))
-		cluster, err := client.Cluster(ctx)
-		must.Do(t, err)
+		cluster := must.Get(client.Cluster(ctx))(t)
 		same(t, 1, cluster.Quorate)
-		node, err := client.Node(ctx, "pve1")
-		must.Do(t, err)
+		node := must.Get(client.Node(ctx, "pve1"))(t)
 		wait := waits(t)
 		wait(node.NewVirtualMachine(ctx, 9012,
 			proxmox.VirtualMachineOption{Name: "name", Value: "wk2"},
 			proxmox.VirtualMachineOption{Name: "cores", Value: 4},
 			proxmox.VirtualMachineOption{Name: "scsi0", Value: "thin:8,serial=s"}))
-		vm, err := node.VirtualMachine(ctx, 9012)
-		must.Do(t, err)
+		vm := must.Get(node.VirtualMachine(ctx, 9012))(t)
 		same(t, []any{"wk2", 4, "thin:vm-9012-disk-0,serial=s,size=8G"}, []any{vm.Name, vm.CPUs, vm.VirtualMachineConfig.SCSIs["scsi0"]})
 		wait(vm.Start(ctx))
 		must.Do(t, vm.Ping(ctx))
@@ -402,13 +388,9 @@ func TestGoProxmox(t *testing.T) {
 		wait(vm.Stop(ctx))
 		wait(vm.ResizeDisk(ctx, "scsi0", "+2G"))
 		wait(vm.Config(ctx, proxmox.VirtualMachineOption{Name: "onboot", Value: true}))
-		storage, err := node.Storage(ctx, "thin")
-		must.Do(t, err)
-		content, err := storage.GetContent(ctx)
-		must.Do(t, err)
-		if len(content) != 1 || content[0].Size != 10<<30 || content[0].VMID != 9012 {
-			t.Errorf("content %+v", content)
-		}
+		storage := must.Get(node.Storage(ctx, "thin"))(t)
+		content := must.Get(storage.GetContent(ctx))(t)
+		must.Not(t, len(content) != 1 || content[0].Size != 10<<30 || content[0].VMID != 9012, "content %+v", content)
 		wait(vm.Delete(ctx, nil))
 		must.Equal(t, "the disk is still there", false, l.world.Media("thin:vm-9012-disk-0", "pve1") != nil)
 	})
@@ -738,8 +720,7 @@ const upload = "/nodes/pve1/storage/isos/upload"
 // noAnswer sends a POST that must get no answer.
 func (l *lab) noAnswer(path, contentType string, body io.Reader, size int64) {
 	l.t.Helper()
-	req, err := http.NewRequestWithContext(l.t.Context(), http.MethodPost, base+path, body)
-	must.Do(l.t, err)
+	req := must.Get(http.NewRequestWithContext(l.t.Context(), http.MethodPost, base+path, body))(l.t)
 	req.ContentLength = size
 	req.Header.Set("Authorization", "PVEAPIToken="+tokenID+"="+secret)
 	req.Header.Set("Content-Type", contentType)
@@ -772,17 +753,15 @@ func TestLargeUpload(t *testing.T) {
 		head := "--B\r\nContent-Disposition: form-data; name=\"content\"\r\n\r\niso\r\n" +
 			"--B\r\nContent-Disposition: form-data; name=\"filename\"; filename=\"large.iso\"\r\nContent-Type: x/y\r\n\r\n"
 		tail := "\r\n--B--\r\n"
-		req, err := http.NewRequestWithContext(t.Context(), "POST", base+"/nodes/pve1/storage/isos/upload",
-			io.MultiReader(strings.NewReader(head), io.LimitReader(zeros{}, size), strings.NewReader(tail)))
-		must.Do(t, err)
+		req := must.Get(http.NewRequestWithContext(t.Context(), "POST", base+"/nodes/pve1/storage/isos/upload",
+			io.MultiReader(strings.NewReader(head), io.LimitReader(zeros{}, size), strings.NewReader(tail))))(t)
 		req.ContentLength = int64(len(head) + size + len(tail))
 		req.Header.Set("Authorization", "PVEAPIToken="+tokenID+"="+secret)
 		req.Header.Set("Content-Type", "multipart/form-data; boundary=B")
 		var before, after runtime.MemStats
 		runtime.GC()
 		runtime.ReadMemStats(&before)
-		res, err := l.client.Do(req)
-		must.Do(t, err)
+		res := must.Get(l.client.Do(req))(t)
 		_ = res.Body.Close()
 		runtime.GC()
 		runtime.ReadMemStats(&after)
@@ -803,14 +782,11 @@ func TestGoProxmoxWithPassword(t *testing.T) {
 		ctx := t.Context()
 		l.world.SetPassword("recast@pve", "correct-horse")
 		client := proxmox.NewClient(base, proxmox.WithHTTPClient(l.client), proxmox.WithCredentials(&proxmox.Credentials{Username: "recast@pve", Password: "correct-horse"}))
-		node, err := client.Node(ctx, "pve1")
-		must.Do(t, err)
+		node := must.Get(client.Node(ctx, "pve1"))(t)
 		wait := waits(t)
-		vm, err := node.VirtualMachine(ctx, 9011)
-		must.Do(t, err)
+		vm := must.Get(node.VirtualMachine(ctx, 9011))(t)
 		wait(vm.Config(ctx, proxmox.VirtualMachineOption{Name: "onboot", Value: true}))
-		storage, err := node.Storage(ctx, "isos")
-		must.Do(t, err)
+		storage := must.Get(node.Storage(ctx, "isos"))(t)
 		name := filepath.Join(t.TempDir(), "theirs.iso")
 		must.Do(t, os.WriteFile(name, []byte("their bytes"), 0o600))
 		wait(storage.Upload("iso", name))

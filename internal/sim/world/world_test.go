@@ -45,8 +45,7 @@ func end(t *testing.T, w *world.World, upid string, err error) string {
 
 func config(t *testing.T, w *world.World, id int) map[string]string {
 	t.Helper()
-	vm, err := w.LookupVM("pve1", id)
-	must.Do(t, err)
+	vm := must.Get(w.LookupVM("pve1", id))(t)
 	for _, key := range []string{"vmgenid", "smbios1", "meta"} {
 		delete(vm.Config, key)
 	}
@@ -104,9 +103,7 @@ func TestFullStorage(t *testing.T) {
 		change := world.ChangeRequest{ID: 200, Set: map[string]string{"scsi1": "fast:1"}}
 		w.FillStorage("fast")
 		err := w.SetConfig("", "pve1", change)
-		if err == nil || !strings.HasSuffix(err.Error(), "No space left on device") {
-			t.Errorf("%v", err)
-		}
+		must.Not(t, err == nil || !strings.HasSuffix(err.Error(), "No space left on device"), "%v", err)
 		upid, err := w.Resize("", "pve1", world.ResizeRequest{ID: 200, Disk: "scsi0", Size: "+1G"})
 		if got := end(t, w, upid, err); !strings.HasSuffix(got, "No space left on device") {
 			t.Error(got)
@@ -125,8 +122,7 @@ func TestFailedChange(t *testing.T) {
 		must.Do(t, w.DefineVM("pve1", 200, map[string]string{"memory": "512", "scsi0": "fast:1"}, nil))
 		change := world.ChangeRequest{ID: 200, Set: map[string]string{"memory": "1024", "scsi1": "fast:1", "scsi2": "fast:2000", "tags": "late"}}
 		must.Equal(t, "more than there is", false, w.SetConfig("", "pve1", change) == nil)
-		vm, err := w.LookupVM("pve1", 200)
-		must.Do(t, err)
+		vm := must.Get(w.LookupVM("pve1", 200))(t)
 		pending := map[string]string{"memory": "1024", "scsi1": "fast:200/vm-200-disk-1.raw,size=1G"}
 		must.Equal(t, "Pending", pending, vm.Pending)
 		must.Do(t, w.PowerOn(200))
@@ -266,8 +262,7 @@ func TestAgent(t *testing.T) {
 			t.Error(err)
 		}
 		must.Do(t, w.PowerOn(200))
-		got, err := w.AgentInterfaces("", "pve1", 200)
-		must.Do(t, err)
+		got := must.Get(w.AgentInterfaces("", "pve1", 200))(t)
 		must.Equal(t, "got", want, got)
 	})
 }
@@ -455,16 +450,13 @@ func TestFreeingAMissingVolume(t *testing.T) {
 				must.Do(t, w.DefineVM("pve1", 100, map[string]string{"unused0": "data:1"}, nil))
 				volid := w.VMs()[0].Config["unused0"]
 				upid, err := w.DeleteVolume("root@pam", "pve1", volid)
-				if err != nil {
-					t.Fatal(err)
-				}
+				must.Do(t, err)
 				if task, _ := w.WaitTask(upid); task.ExitStatus != "OK" {
 					t.Fatal(task.ExitStatus)
 				}
 				err = w.SetConfig("root@pam", "pve1", world.ChangeRequest{ID: 100, Delete: []string{"unused0"}})
-				if forgiven != (err == nil) || err != nil && !strings.Contains(err.Error(), "does not exist") {
-					t.Errorf("drop unused0: %v", err)
-				}
+				must.Not(t, forgiven != (err == nil) || err != nil && !strings.Contains(err.Error(), "does not exist"),
+					"drop unused0: %v", err)
 			})
 		})
 	}

@@ -26,9 +26,7 @@ func TestWhatCounts(t *testing.T) {
 	f := must.Get(os.Open("../testdata/small.json"))(t)
 	defer func() { _ = f.Close() }()
 	schema, err := apidoc.Load(f)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	rec := record.New()
 	for _, c := range []struct {
 		agent, proto string
