@@ -305,9 +305,7 @@ func TestImport(t *testing.T) {
 				t.Errorf("%s is %+v", key, got)
 			}
 			must.Not(t, s.sim != nil && got.Bytes != sum(string(want.bytes())), "%s has other bytes than its image", key)
-			if strings.Contains(s.config(id)[key], "import-from") {
-				t.Errorf("%s is %s", key, s.config(id)[key])
-			}
+			must.Not(t, strings.Contains(s.config(id)[key], "import-from"), "%s is %s", key, s.config(id)[key])
 		}
 		must.Not(t, onFiles(s.volid(id, "scsi1")) && used["scsi2"]-used["scsi1"] <= 2*settling,
 			"they can't be told apart by what they take up: %v", used)
@@ -517,9 +515,7 @@ func (s *server) read(id int) cluster.VM {
 // TestClientErrors: recast's client recognizes Proxmox's refusals.
 func TestClientErrors(t *testing.T) {
 	story(t, "a VM that there is not", 0, func(t *testing.T, s *server) {
-		if _, err := s.client.VM(t.Context(), cluster.VMID(s.freeID())); !errors.Is(err, cluster.ErrNotFound) {
-			t.Error(err)
-		}
+		must.FailIs(t, must.Err(s.client.VM(t.Context(), cluster.VMID(s.freeID()))), cluster.ErrNotFound)
 	})
 	story(t, "a VMID that is taken", 0, func(t *testing.T, s *server) {
 		id := s.newVM()
@@ -542,18 +538,16 @@ func TestClientErrors(t *testing.T) {
 		s.wrong("nosuch")
 		err := s.client.SetConfig(t.Context(), s.read(s.newVM()), map[string]string{"nosuch": "1"}, nil)
 		e, ok := errors.AsType[*api.Error](err)
-		if !ok || e.Status != http.StatusBadRequest || e.Params["nosuch"] != unknown || !strings.HasPrefix(e.Reason+e.Message, "Parameter verification failed.") {
-			t.Errorf("%+v", err)
-		}
+		must.Not(t, !ok || e.Status != http.StatusBadRequest || e.Params["nosuch"] != unknown ||
+			!strings.HasPrefix(e.Reason+e.Message, "Parameter verification failed."), "%+v", err)
 	})
 	story(t, "a task that fails, with its log", 0, func(t *testing.T, s *server) {
 		id := s.freeID()
 		volid := s.place.isoStorage + ":iso/recast-contract-nosuch.iso"
 		err := s.client.CreateVM(t.Context(), s.place.node, cluster.VMID(id), values(marked(id, "ide2="+volid+",media=cdrom")...))
 		e, ok := errors.AsType[*api.TaskError](err)
-		if !ok || e.UPID.Type != "qmcreate" || e.UPID.ID != itoa(id) || !strings.Contains(e.Exit, "volume '"+volid+"' does not exist") {
-			t.Errorf("%v", err)
-		}
+		must.Not(t, !ok || e.UPID.Type != "qmcreate" || e.UPID.ID != itoa(id) ||
+			!strings.Contains(e.Exit, "volume '"+volid+"' does not exist"), "%v", err)
 	})
 }
 
@@ -573,9 +567,8 @@ func TestClientIsNotLetIn(t *testing.T) {
 	story(t, "by a certificate that is not the pinned one", 0, func(t *testing.T, s *server) {
 		o := s.trusting()
 		o.Fingerprint = strings.Repeat("AB:", 31) + "AB"
-		if _, ok := errors.AsType[*api.FingerprintError](s.asking(o)); !ok {
-			t.Error("it was let in")
-		}
+		_, ok := errors.AsType[*api.FingerprintError](s.asking(o))
+		must.Not(t, !ok, "it was let in")
 	})
 }
 
@@ -691,9 +684,8 @@ func TestClientLosesChanges(t *testing.T) {
 			px, _ := s.losing(true)
 			err := test.do(s, px, id)
 			must.Not(t, test.again != (err == nil) || !test.again != errors.Is(err, cluster.ErrLostAnswer), "error is %v", err)
-			if got := test.done(s, id); cmp.Equal(test.want, got) != test.again {
-				t.Errorf("%v; error %v", got, err)
-			}
+			got := test.done(s, id)
+			must.Not(t, cmp.Equal(test.want, got) != test.again, "%v; error %v", got, err)
 		})
 	}
 }

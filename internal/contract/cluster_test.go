@@ -17,9 +17,8 @@ import (
 func TestNextID(t *testing.T) {
 	story(t, "is free, and reserves nothing", 0, func(t *testing.T, s *server) {
 		first, second := s.get("/cluster/nextid"), s.get("/cluster/nextid")
-		if _, err := strconv.Atoi(text(first)); err != nil || first != second {
-			t.Errorf("%v, then %v", first, second)
-		}
+		_, err := strconv.Atoi(text(first))
+		must.Not(t, err != nil || first != second, "%v, then %v", first, second)
 	})
 	story(t, "says that a number is taken", 0, func(t *testing.T, s *server) {
 		id := s.newVM()
@@ -76,9 +75,8 @@ func TestResources(t *testing.T) {
 	})
 	story(t, "show what was, until the next report", simulated, func(t *testing.T, s *server) {
 		id := s.newVM()
-		if got := s.inResources(id); got["name"] != nil || got["status"] != "unknown" {
-			t.Errorf("new: %v", got)
-		}
+		got := s.inResources(id)
+		must.Not(t, got["name"] != nil || got["status"] != "unknown", "new: %v", got)
 		s.shows(id, "status", "stopped")
 		s.start(id)
 		same(t, "stopped", s.inResources(id)["status"])
@@ -205,9 +203,8 @@ func TestCephOfHosts(t *testing.T) {
 			return
 		}
 		health := object(t, object(t, r.Data)["health"])
-		if status, _ := health["status"].(string); !strings.HasPrefix(status, "HEALTH_") {
-			t.Errorf("health %v", health)
-		}
+		status, _ := health["status"].(string)
+		must.Not(t, !strings.HasPrefix(status, "HEALTH_"), "health %v", health)
 		object(t, health["checks"])
 	})
 }
@@ -218,9 +215,8 @@ func TestCephHealth(t *testing.T) {
 		s.sim.world.SetCeph(world.Ceph{Checks: map[string]world.CephCheck{"OSD_FULL": {Severity: "HEALTH_ERR", Message: "1 full osd(s)"}}})
 		health := object(t, object(t, s.get("/nodes/pve1/ceph/status"))["health"])
 		check := object(t, object(t, health["checks"])["OSD_FULL"])
-		if health["status"] != "HEALTH_ERR" || check["severity"] != "HEALTH_ERR" || object(t, check["summary"])["message"] != "1 full osd(s)" {
-			t.Errorf("health %v", health)
-		}
+		must.Not(t, health["status"] != "HEALTH_ERR" || check["severity"] != "HEALTH_ERR" ||
+			object(t, check["summary"])["message"] != "1 full osd(s)", "health %v", health)
 		s.sim.world.SetCeph(world.Ceph{Silent: true})
 		same(t, http.StatusInternalServerError, s.do(http.MethodGet, "/nodes/pve1/ceph/status").Code)
 	})
@@ -406,9 +402,8 @@ func TestFirewall(t *testing.T) {
 		id := s.newVM()
 		for source, want := range map[string]string{"nobody": "no such alias 'nobody'", "+nobody": "no such ipset 'nobody'"} {
 			r := s.do(http.MethodPost, s.vm(id, "firewall/rules"), "type=in", "action=DROP", "source="+source)
-			if got := strings.TrimSpace(r.Errors["source"]); r.Code != http.StatusBadRequest || got != want {
-				t.Errorf("%s: %s, source: %s", source, r.Status, got)
-			}
+			got := strings.TrimSpace(r.Errors["source"])
+			must.Not(t, r.Code != http.StatusBadRequest || got != want, "%s: %s, source: %s", source, r.Status, got)
 		}
 	})
 	story(t, "it goes with the VM", 0, func(t *testing.T, s *server) {

@@ -36,9 +36,8 @@ func TestCreateMakesUp(t *testing.T) {
 			"vmgenid": `^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`,
 			"net0":    `^virtio=([0-9A-F]{2}:){5}[0-9A-F]{2},bridge=` + regexp.QuoteMeta(s.place.bridge) + `$`,
 		} {
-			if !regexp.MustCompile(pattern).MatchString(a[key]) || a[key] == b[key] {
-				t.Errorf("%s: %s and %s", key, a[key], b[key])
-			}
+			must.Not(t, !regexp.MustCompile(pattern).MatchString(a[key]) || a[key] == b[key],
+				"%s: %s and %s", key, a[key], b[key])
 		}
 		wantMatch(t, `^creation-qemu=[0-9.]+,ctime=[0-9]+$`, a["meta"])
 	})
@@ -94,9 +93,8 @@ func TestCreateDrives(t *testing.T) {
 	})
 	story(t, "not a path of the node", 0, func(t *testing.T, s *server) {
 		id, r := s.create("scsi0=/dev/null")
-		if want := "500 Only root can pass arbitrary filesystem paths."; !strings.HasPrefix(r.Status, want) || s.exists(id) {
-			t.Errorf("%s, want %s", r.Status, want)
-		}
+		want := "500 Only root can pass arbitrary filesystem paths."
+		must.Not(t, !strings.HasPrefix(r.Status, want) || s.exists(id), "%s, want %s", r.Status, want)
 	})
 	story(t, "not on a storage that is not there", simulated, func(t *testing.T, s *server) {
 		_, r := s.create("scsi0=nosuch:1")
@@ -286,9 +284,8 @@ func TestConfigDigest(t *testing.T) {
 func TestConfigAnswers(t *testing.T) {
 	story(t, "PUT with nothing and POST with a task", 0, func(t *testing.T, s *server) {
 		id := s.newVM()
-		if r := s.do(http.MethodPut, s.vm(id, "config"), "memory=128"); r.Code != http.StatusOK || r.Data != nil {
-			t.Errorf("PUT: %s %s", r.Status, r.Body)
-		}
+		r := s.do(http.MethodPut, s.vm(id, "config"), "memory=128")
+		must.Not(t, r.Code != http.StatusOK || r.Data != nil, "PUT: %s %s", r.Status, r.Body)
 		same(t, "qmconfig", s.taskOK(http.MethodPost, s.vm(id, "config"), "memory=256").kind())
 		s.wantKey(id, "memory", "256")
 	})
@@ -418,9 +415,8 @@ func TestConfigSet(t *testing.T) {
 		id := s.newVM("scsi0=" + s.disk())
 		volid := strings.Replace(s.volid(id, "scsi0"), "disk-0", "disk-7", 1)
 		r := s.do(http.MethodPut, s.vm(id, "config"), "scsi5="+volid)
-		if want := "500 volume '" + volid + "' does not exist"; onFiles(volid) && r.Status != want || r.Code == http.StatusOK {
-			t.Errorf("%s, want %s", r.Status, want)
-		}
+		want := "500 volume '" + volid + "' does not exist"
+		must.Not(t, onFiles(volid) && r.Status != want || r.Code == http.StatusOK, "%s, want %s", r.Status, want)
 		wantMissing(t, s.task(http.MethodPost, s.vm(id, "config"), "scsi5="+volid), "", volid)
 	})
 	story(t, "of an ISO that is not there is refused at once", 0, func(t *testing.T, s *server) {
@@ -496,9 +492,8 @@ func TestPending(t *testing.T) {
 		s.wantWaiting(id, nil)
 		s.put(s.vm(id, "config"), "memory=128", "sata0="+s.disk())
 		s.put(s.vm(id, "config"), "revert=memory")
-		if got := s.waiting(id); len(got) != 1 || got["sata0"].Pending == "" {
-			t.Errorf("%v", got)
-		}
+		got := s.waiting(id)
+		must.Not(t, len(got) != 1 || got["sata0"].Pending == "", "%v", got)
 		volid := s.volid(id, "sata0")
 		s.put(s.vm(id, "config"), "revert=sata0")
 		s.wantWaiting(id, nil)
@@ -527,9 +522,7 @@ func TestPendingDrives(t *testing.T) {
 		s.start(id)
 		want := map[string]string{"scsi0": "hotplug problem - unable to change media type"}
 		wantRefusal(t, s.do(http.MethodPut, s.vm(id, "config"), "scsi0="+s.disk()), refused, want)
-		if got := s.waiting(id)["scsi0"].Pending; got == "" {
-			t.Error("it is not pending")
-		}
+		must.Not(t, s.waiting(id)["scsi0"].Pending == "", "it is not pending")
 	})
 }
 
@@ -549,9 +542,8 @@ func TestHotplug(t *testing.T) {
 		volid := s.volid(id, "scsi1")
 		same(t, volid+",serial=hot,size=1G", s.now(id, "scsi1"))
 		s.put(s.vm(id, "config"), "delete=scsi1")
-		if got := []string{s.now(id, "scsi1"), s.now(id, "unused0")}; !cmp.Equal(got, []string{"", volid}) {
-			t.Errorf("%q", got)
-		}
+		got := []string{s.now(id, "scsi1"), s.now(id, "unused0")}
+		must.Not(t, !cmp.Equal(got, []string{"", volid}), "%q", got)
 	})
 	story(t, "refuses to unplug a boot disk, but does it when the VM stops", 0, func(t *testing.T, s *server) {
 		id := s.newVM("scsi0="+s.disk(), "scsi1="+s.disk(), "boot=order=scsi0;scsi1")
@@ -560,9 +552,8 @@ func TestHotplug(t *testing.T) {
 		want := map[string]string{"scsi0": "hotplug problem - can't unplug bootdisk 'scsi0'"}
 		wantRefusal(t, s.do(http.MethodPut, s.vm(id, "config"), "delete=scsi0"), refused, want)
 		// It is also removed from the boot order, at once and for good.
-		if got := s.waiting(id); len(got) != 2 || got["scsi0"].Delete != "1" || got["boot"].Pending != "order=scsi1" {
-			t.Errorf("%+v", got)
-		}
+		got := s.waiting(id)
+		must.Not(t, len(got) != 2 || got["scsi0"].Delete != "1" || got["boot"].Pending != "order=scsi1", "%+v", got)
 		s.put(s.vm(id, "config"), "description="+marker+" again") // does not retry it
 		must.Not(t, s.now(id, "scsi0") == "", "scsi0 is gone")
 		s.stop(id)
@@ -695,12 +686,10 @@ func TestMigrationPreconditions(t *testing.T) {
 	story(t, "allow a VM on a shared storage to go", secondNode|sharedStorage, func(t *testing.T, s *server) {
 		id := s.migratable()
 		got := read(s, id)
-		if !slices.Contains(strs(got["allowed_nodes"]), s.place.node2) || len(strs(got["local_resources"])) > 0 || text(got["running"]) != "0" {
-			t.Errorf("%v", got)
-		}
-		if disks, _ := got["local_disks"].([]any); len(disks) > 0 {
-			t.Errorf("local disks: %v", disks)
-		}
+		must.Not(t, !slices.Contains(strs(got["allowed_nodes"]), s.place.node2) || len(strs(got["local_resources"])) > 0 ||
+			text(got["running"]) != "0", "%v", got)
+		disks, _ := got["local_disks"].([]any)
+		must.Not(t, len(disks) > 0, "local disks: %v", disks)
 	})
 	story(t, "name local disks", secondNode|sharedStorage, func(t *testing.T, s *server) {
 		id := s.migratable("scsi1=" + s.disk())

@@ -66,9 +66,8 @@ func TestVolumeNames(t *testing.T) {
 		volid := s.volid(id, "scsi0")
 		same(t, fmt.Sprintf("vm-%d-disk-0", id), diskName(volid))
 		row := s.row(volid)
-		if got := []string{text(row["vmid"]), text(row["content"]), text(row["format"])}; !cmp.Equal(got, []string{itoa(id), "images", "raw"}) {
-			t.Errorf("listed as %v", row)
-		}
+		got := []string{text(row["vmid"]), text(row["content"]), text(row["format"])}
+		must.Not(t, !cmp.Equal(got, []string{itoa(id), "images", "raw"}), "listed as %v", row)
 	})
 	story(t, "carry the lowest free number, again after a removal or a reassign", 0, func(t *testing.T, s *server) {
 		id, other := s.newVM("scsi0="+s.disk(), "scsi1="+s.disk(), "scsi2="+s.disk()), s.newVM()
@@ -295,9 +294,8 @@ func TestReassign(t *testing.T) {
 		end := s.reassigned(id, "scsi1", other, "target-disk=scsi5")
 		same(t, []string{"qmmove", fmt.Sprintf("%d-scsi1>%d-scsi5", id, other)}, strings.Split(end.UPID, ":")[5:7])
 		same(t, fmt.Sprintf("vm-%d-disk-1", other), diskName(s.volid(other, "scsi5")))
-		if _, got, _ := strings.Cut(s.config(other)["scsi5"], ","); got != options {
-			t.Errorf("options %s, were %s", got, options)
-		}
+		_, got, _ := strings.Cut(s.config(other)["scsi5"], ",")
+		must.Not(t, got != options, "options %s, were %s", got, options)
 		s.wantFreed(volid)
 		s.wantKeys(id, map[string]string{"scsi1": "", "unused0": "", "boot": "order=scsi0"})
 	})
@@ -319,9 +317,8 @@ func TestReassign(t *testing.T) {
 		for _, key := range []string{"efidisk0", "tpmstate0"} {
 			_, options, _ := strings.Cut(s.config(id)[key], ",")
 			s.reassigned(id, key, other)
-			if _, got, _ := strings.Cut(s.config(other)[key], ","); got != options {
-				t.Errorf("%s: options %s, were %s", key, got, options)
-			}
+			_, got, _ := strings.Cut(s.config(other)[key], ",")
+			must.Not(t, got != options, "%s: options %s, were %s", key, got, options)
 		}
 	})
 	story(t, "of another VM's volume leaves that one's configuration with nothing", 0, func(t *testing.T, s *server) {
@@ -329,9 +326,8 @@ func TestReassign(t *testing.T) {
 		volid := s.volid(owner, "scsi0")
 		id, other := s.newVM("scsi3="+volid), s.newVM()
 		s.reassigned(id, "scsi3", other)
-		if got := s.volid(owner, "scsi0"); got != volid || s.row(volid) != nil {
-			t.Errorf("the owner has %s, which is there: %v", got, s.row(volid) != nil)
-		}
+		got := s.volid(owner, "scsi0")
+		must.Not(t, got != volid || s.row(volid) != nil, "the owner has %s, which is there: %v", got, s.row(volid) != nil)
 		if got := s.volid(other, "scsi3"); s.row(got) == nil {
 			t.Errorf("%s is not there", got)
 		}

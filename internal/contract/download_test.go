@@ -2,7 +2,6 @@ package contract
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -140,9 +139,8 @@ func TestDownload(t *testing.T) {
 		s.fetches()
 		name := s.isoName()
 		same(t, "download", s.downloadOK(s.source(), name).kind())
-		if got := s.isoSize(s.place.node, s.place.isoStorage, name); got <= 0 {
-			t.Errorf("%d bytes", got)
-		}
+		got := s.isoSize(s.place.node, s.place.isoStorage, name)
+		must.Not(t, got <= 0, "%d bytes", got)
 	})
 	story(t, "never replaces a file, and is done if that has the sum", 0, func(t *testing.T, s *server) {
 		s.fetches()
@@ -432,9 +430,8 @@ func TestImportFrom(t *testing.T) {
 			if name == "not the image" {
 				s.also(test.token, "/storage/"+s.place.storage, "Datastore.AllocateSpace")
 			}
-			if got := s.as(test.token, http.MethodPut, s.vm(id, "config"), form); got.Status != test.want {
-				t.Errorf("%s: %s, want %s", name, got.Status, test.want)
-			}
+			got := s.as(test.token, http.MethodPut, s.vm(id, "config"), form)
+			must.Not(t, got.Status != test.want, "%s: %s, want %s", name, got.Status, test.want)
 		}
 	})
 }
@@ -476,8 +473,6 @@ func TestClientDisks(t *testing.T) {
 		why, err := s.client.MayImport(t.Context(), s.place.node, s.place.storage)
 		want := fmt.Sprintf("storage %q does not have the content type \"import\", which Proxmox VE has since 8.3: `pvesm set %s --content` sets the types", s.place.storage, s.place.storage)
 		must.Not(t, why != want || err != nil, "%s; %v", why, err)
-		if _, err := s.client.MayImport(t.Context(), s.place.node, "nosuch"); !errors.Is(err, images.ErrNoStorage) {
-			t.Errorf("err = %v", err)
-		}
+		must.FailIs(t, must.Err(s.client.MayImport(t.Context(), s.place.node, "nosuch")), images.ErrNoStorage)
 	})
 }

@@ -433,9 +433,7 @@ func TestExchangeNotOpened(t *testing.T) {
 	}{
 		"another exchange of the node is open": {
 			prepare: func(s *server, x *exchanged) {
-				if _, err := x.open(s.newClient(), cluster.Reimage, "r0"); err != nil {
-					s.t.Fatal(err)
-				}
+				must.Do(s.t, must.Err(x.open(s.newClient(), cluster.Reimage, "r0")))
 			},
 			want: "has an open record of run r0",
 		},
@@ -821,26 +819,21 @@ func TestClaim(t *testing.T) {
 		id := s.freeID()
 		held := must.Get(s.claimant(id, "r1").Acquire(t.Context()))(t)
 		began := s.beat(id)
-		if _, err := s.claimant(id, "r2").Acquire(t.Context()); fault.KindOf(err) != fault.Claimed || !strings.Contains(err.Error(), "run r1") {
-			t.Errorf("the second one: %v", err)
-		}
-		if now := s.beat(id); now <= began {
-			t.Errorf("the claim's counter stands at %d, stood at %d", now, began)
-		}
+		_, err := s.claimant(id, "r2").Acquire(t.Context())
+		must.Not(t, fault.KindOf(err) != fault.Claimed || !strings.Contains(err.Error(), "run r1"), "the second one: %v", err)
+		now := s.beat(id)
+		must.Not(t, now <= began, "the claim's counter stands at %d, stood at %d", now, began)
 		must.Do(t, held.Check(t.Context()))
 		must.Do(t, held.Release(t.Context()))
-		if r := s.do(http.MethodGet, s.vm(id, "config")); r.Code == http.StatusOK {
-			t.Error("given back, the claim is still there")
-		}
+		must.Not(t, s.do(http.MethodGet, s.vm(id, "config")).Code == http.StatusOK, "given back, the claim is still there")
 		next := must.Get(s.claimant(id, "r2").Acquire(t.Context()))(t)
 		must.Do(t, next.Release(t.Context()))
 	})
 	story(t, "is no other VM's number", 0, func(t *testing.T, s *server) {
 		id := s.newVM()
 		before := s.config(id)["digest"]
-		if _, err := s.claimant(id, "r1").Acquire(t.Context()); fault.KindOf(err) != fault.Refused {
-			t.Error(err)
-		}
+		_, err := s.claimant(id, "r1").Acquire(t.Context())
+		must.Not(t, fault.KindOf(err) != fault.Refused, "%v", err)
 		same(t, before, s.config(id)["digest"])
 	})
 }
@@ -859,9 +852,7 @@ func TestClaimTakenOver(t *testing.T) {
 		next := must.Get(s.claimant(id, "r2").Acquire(t.Context()))(t)
 		wantTook(t, began, claim.Watch, 0)
 		parked := s.digest(x.park)
-		if err := s.carryOut(steps); fault.KindOf(err) != fault.Claimed || !strings.Contains(err.Error(), "run r2") {
-			t.Errorf("the first one continued: %v", err)
-		}
+		must.FailAs(t, s.carryOut(steps), fault.Claimed, "run r2")
 		x.wantMachine(t, "of the first one", x.before)
 		same(t, parked, s.digest(x.park))
 		must.Pass(t, x.resume(next.Guard(s.newClient()), cluster.Recreate, "r1", false))
@@ -899,7 +890,5 @@ func (s *server) usurp(id int) {
 	s.t.Helper()
 	c := s.claimant(id, "usurper")
 	c.Dead = func(claim.Holder) bool { return true }
-	if _, err := c.Acquire(s.t.Context()); err != nil {
-		s.t.Error(err)
-	}
+	must.Pass(s.t, must.Err(c.Acquire(s.t.Context())))
 }

@@ -96,9 +96,8 @@ func TestUpload(t *testing.T) {
 		name := s.isoName()
 		e := s.uploadOK(iso(), part{name: "checksum-algorithm", value: "sha256"}, part{name: "checksum", value: strings.ToUpper(sum("any bytes"))}, file(name, "any bytes"))
 		same(t, "imgcopy", e.kind())
-		if !slices.Contains(e.Log, "calculating checksum...OK, checksum verified") || !slices.Contains(e.Log, "file size is: 9") {
-			t.Errorf("log %q", e.Log)
-		}
+		must.Not(t, !slices.Contains(e.Log, "calculating checksum...OK, checksum verified") ||
+			!slices.Contains(e.Log, "file size is: 9"), "log %q", e.Log)
 		s.wantISO(name, 9)
 	})
 	story(t, "replaces a file of that name without a word", 0, func(t *testing.T, s *server) {
@@ -183,9 +182,8 @@ func TestUploadCopy(t *testing.T) {
 		wantRefusal(t, s.upload(iso(), file(s.isoName(), "bytes")), "500 write to temporary file failed - No space left on device", nil)
 		s.sim.world.SetRootDisk(s.place.node, 1<<30, 1<<30-5)
 		s.uploadOK(iso(), file(s.isoName(), "bytes"))
-		if _, used := s.sim.world.RootDisk(s.place.node); used != 1<<30-5 {
-			t.Errorf("%d bytes in use: the spooled file is still there", used)
-		}
+		_, used := s.sim.world.RootDisk(s.place.node)
+		must.Not(t, used != 1<<30-5, "%d bytes in use: the spooled file is still there", used)
 	})
 }
 
@@ -290,9 +288,8 @@ func TestUploadStorages(t *testing.T) {
 func wantPlain(t *testing.T, got reply, status string) {
 	t.Helper()
 	_, text, _ := strings.Cut(status, " ")
-	if body := strings.TrimSpace(string(got.Body)); got.Status != status || body != text && body != "" {
-		t.Errorf("%s, body %q; want %s", got.Status, got.Body, status)
-	}
+	body := strings.TrimSpace(string(got.Body))
+	must.Not(t, got.Status != status || body != text && body != "", "%s, body %q; want %s", got.Status, got.Body, status)
 }
 
 func (s *server) storageConfig(id string) map[string]any {
@@ -326,9 +323,8 @@ func (s *server) stored(node, storage, name string) (images.StoredISO, bool) {
 	if i < 0 {
 		return images.StoredISO{}, false
 	}
-	if age := time.Since(isos[i].Changed); age < -time.Hour || age > time.Hour {
-		s.t.Errorf("%s was changed %s ago", name, age)
-	}
+	age := time.Since(isos[i].Changed)
+	must.Not(s.t, age < -time.Hour || age > time.Hour, "%s was changed %s ago", name, age)
 	isos[i].Changed = time.Time{}
 	return isos[i], true
 }
@@ -351,9 +347,8 @@ func TestClientUpload(t *testing.T) {
 		u := s.clientUpload(s.isoName(), large)
 		u.SHA256 = sum("other")
 		err := s.client.Upload(t.Context(), u)
-		if e, ok := errors.AsType[*api.TaskError](err); !ok || !strings.HasPrefix(e.Exit, "checksum mismatch: got '"+sum(large)) {
-			t.Errorf("error is %v", err)
-		}
+		e, ok := errors.AsType[*api.TaskError](err)
+		must.Not(t, !ok || !strings.HasPrefix(e.Exit, "checksum mismatch: got '"+sum(large)), "error is %v", err)
 		s.wantISO(u.Name, -1)
 	})
 	story(t, "is cancelled, and the next one succeeds", 0, func(t *testing.T, s *server) {
@@ -379,20 +374,15 @@ func TestClientUploadElsewhere(t *testing.T) {
 			s.crosses(err.Error())
 			t.Fatal(err)
 		}
-		if got, found := s.stored(u.Host, u.Storage, u.Name); !found || got.SizeBytes != u.SizeBytes {
-			t.Errorf("%+v", got)
-		}
+		got, found := s.stored(u.Host, u.Storage, u.Name)
+		must.Not(t, !found || got.SizeBytes != u.SizeBytes, "%+v", got)
 	})
 	story(t, "says which storage there is not", 0, func(t *testing.T, s *server) {
 		u := s.clientUpload(s.isoName(), "x")
 		u.Storage = "nosuch-storage"
-		if err := s.client.Upload(t.Context(), u); err == nil {
-			t.Error("no error")
-		}
+		must.Not(t, s.client.Upload(t.Context(), u) == nil, "no error")
 		s.holds("/storage/"+u.Storage, "Datastore.Audit")
-		if _, err := s.client.Storage(t.Context(), u.Host, u.Storage); !errors.Is(err, images.ErrNoStorage) {
-			t.Errorf("error is %v", err)
-		}
+		must.FailIs(t, must.Err(s.client.Storage(t.Context(), u.Host, u.Storage)), images.ErrNoStorage)
 	})
 }
 
@@ -416,13 +406,10 @@ func TestClientDownload(t *testing.T) {
 	story(t, "fails where nobody answers", 0, func(t *testing.T, s *server) {
 		s.fetches()
 		d := s.clientDownload(s.isoName(), "mine")
-		if _, err := s.client.URLSize(t.Context(), d.Host, d.URL); err == nil {
-			t.Error("its size is known")
-		}
+		must.Not(t, must.Err(s.client.URLSize(t.Context(), d.Host, d.URL)) == nil, "its size is known")
 		err := s.client.Download(t.Context(), d)
-		if _, failed := errors.AsType[*api.TaskError](err); !failed || errors.Is(err, images.ErrOtherContent) {
-			t.Errorf("error is %v", err)
-		}
+		_, failed := errors.AsType[*api.TaskError](err)
+		must.Not(t, !failed || errors.Is(err, images.ErrOtherContent), "error is %v", err)
 		s.wantISO(d.Name, -1)
 	})
 	story(t, "fetches what has the checksum", simulated, func(t *testing.T, s *server) {
@@ -431,9 +418,8 @@ func TestClientDownload(t *testing.T) {
 		for content, is := range map[string]error{"an image!": images.ErrOtherContent, "the image": nil} {
 			d := s.clientDownload(s.isoName(), content)
 			d.URL = link
-			if size, err := s.client.URLSize(t.Context(), d.Host, d.URL); size != 9 || err != nil {
-				t.Errorf("%d bytes, %v", size, err)
-			}
+			size, err := s.client.URLSize(t.Context(), d.Host, d.URL)
+			must.Not(t, size != 9 || err != nil, "%d bytes, %v", size, err)
 			wantError(t, is, s.client.Download(t.Context(), d))
 			want := -1
 			if is == nil {
@@ -444,9 +430,8 @@ func TestClientDownload(t *testing.T) {
 	})
 	story(t, "knows what the token may not", poorToken, func(t *testing.T, s *server) {
 		why, err := s.poorClient().MayDownload(t.Context(), s.place.node, s.place.isoStorage)
-		if want := "the token has no Datastore.AllocateTemplate on /storage/" + s.place.isoStorage; why != want || err != nil {
-			t.Errorf("%q, %v", why, err)
-		}
+		want := "the token has no Datastore.AllocateTemplate on /storage/" + s.place.isoStorage
+		must.Not(t, why != want || err != nil, "%q, %v", why, err)
 		s.fetches()
 		if why, err := s.client.MayDownload(t.Context(), s.place.node, s.place.isoStorage); why != "" || err != nil {
 			t.Errorf("with the token of the suite: %q, %v", why, err)

@@ -78,9 +78,8 @@ func TestErrors(t *testing.T) {
 	})
 	story(t, "some calls want a person", 0, func(t *testing.T, s *server) {
 		got := s.do(http.MethodPut, "/access/password", "userid=nobody@pve", "password=correct-horse")
-		if got.Code != http.StatusForbidden || !strings.Contains(got.Status, "not available with API token, need proper ticket") {
-			t.Error(got.Status)
-		}
+		must.Not(t, got.Code != http.StatusForbidden ||
+			!strings.Contains(got.Status, "not available with API token, need proper ticket"), "%v", got.Status)
 	})
 	story(t, "a storage that is not there", 0, func(t *testing.T, s *server) {
 		s.holds("/storage/nosuch", "Datastore.Audit")
@@ -195,9 +194,8 @@ func TestProxying(t *testing.T) {
 		id := s.newVMOn(s.place.node2)
 		path := "/nodes/" + s.place.node2 + "/qemu/" + itoa(id) + "/config"
 		s.sim.world.BreakProxy(s.place.node2, world.AnswerTimedOut)
-		if got := s.do(http.MethodPut, path, "cores=3"); got.Status != "596 Connection timed out" || len(got.Body) > 0 {
-			t.Errorf("%s, body %q", got.Status, got.Body)
-		}
+		got := s.do(http.MethodPut, path, "cores=3")
+		must.Not(t, got.Status != "596 Connection timed out" || len(got.Body) > 0, "%s, body %q", got.Status, got.Body)
 		s.sim.world.BreakProxy(s.place.node2, world.ProxyFailure{})
 		same(t, "3", text(object(t, s.get(path))["cores"]))
 	})
@@ -410,9 +408,8 @@ func TestStopTask(t *testing.T) {
 		id := s.newVM()
 		upid := s.begin(id, "timeout=60")
 		time.Sleep(2 * time.Second)
-		if r := s.do(http.MethodDelete, taskPath(s.place.node, upid)); r.Status != "200 OK" || r.Data != nil {
-			t.Errorf("%s %v", r.Status, r.Data)
-		}
+		r := s.do(http.MethodDelete, taskPath(s.place.node, upid))
+		must.Not(t, r.Status != "200 OK" || r.Data != nil, "%s %v", r.Status, r.Data)
 		must.Contain(t, "what was said", s.wait(reply{Data: upid}).Exit, "received interrupt")
 		s.wantStatus(id, "running")
 	})
@@ -456,9 +453,8 @@ func TestPowerTasks(t *testing.T) {
 	})
 	story(t, "shutdown with force pulls the plug", 0, func(t *testing.T, s *server) {
 		id := s.newVM()
-		if got := s.wait(reply{Data: s.begin(id, "timeout=3", "forceStop=1")}).Exit; got != "OK" && !strings.HasPrefix(got, "WARNINGS: ") {
-			t.Error(got)
-		}
+		got := s.wait(reply{Data: s.begin(id, "timeout=3", "forceStop=1")}).Exit
+		must.Not(t, got != "OK" && !strings.HasPrefix(got, "WARNINGS: "), "%v", got)
 		s.wantStatus(id, "stopped")
 	})
 	story(t, "a VM that has failed still counts as running", simulated, func(t *testing.T, s *server) {

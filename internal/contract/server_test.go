@@ -86,9 +86,8 @@ func TestSuite(t *testing.T) {
 			if node, found := s.where(vm); found {
 				t.Errorf("VM %d is still on %s", vm, node)
 			}
-			if left := s.volumes(s.place.storage, vm); len(left) > 0 {
-				t.Errorf("VM %d has left %q", vm, left)
-			}
+			left := s.volumes(s.place.storage, vm)
+			must.Not(t, len(left) > 0, "VM %d has left %q", vm, left)
 		}
 	})
 }
@@ -207,9 +206,8 @@ func wantError(t *testing.T, want, got error) {
 // wantTook requires the time since then to be in a range; to is 0 where there is no limit.
 func wantTook(t *testing.T, began time.Time, from, to time.Duration) {
 	t.Helper()
-	if took := time.Since(began); took < from || to > 0 && took > to {
-		t.Errorf("after %v, want %v to %v", took, from, to)
-	}
+	took := time.Since(began)
+	must.Not(t, took < from || to > 0 && took > to, "after %v, want %v to %v", took, from, to)
 }
 
 // skipf skips a test that is impossible on the real server or with its token. On the
@@ -619,9 +617,8 @@ func (s *server) remove(id int) {
 	if s.underHA(path) { // a stop would only ask its manager
 		s.clean(http.MethodDelete, haResources+"/vm:"+itoa(id))
 	}
-	if r := s.clean(http.MethodPut, path+"/config", "protection=0"); r.Code != http.StatusOK {
-		s.t.Errorf("clean up VM %d: %s", id, r.Status)
-	}
+	r := s.clean(http.MethodPut, path+"/config", "protection=0")
+	must.Not(s.t, r.Code != http.StatusOK, "clean up VM %d: %s", id, r.Status)
 	s.cleanWait(s.clean(http.MethodPost, path+"/status/stop"))
 	s.cleanWait(s.clean(http.MethodDelete, path, "destroy-unreferenced-disks=1", "purge=1"))
 }

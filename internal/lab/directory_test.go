@@ -119,9 +119,8 @@ func TestLabIsBegunOnlyInItsOwnDirectory(t *testing.T) {
 			before := content(t, dir)
 			err := writeLab(t, dir, labFiles)
 			if tt.want != "" {
-				if err == nil || !strings.Contains(err.Error(), tt.want) || fault.KindOf(err) != fault.Refused || len(fault.Hints(err)) == 0 {
-					t.Errorf("%v, want a refusal: %s", err, tt.want)
-				}
+				must.Not(t, err == nil || !strings.Contains(err.Error(), tt.want) || fault.KindOf(err) != fault.Refused ||
+					len(fault.Hints(err)) == 0, "%v, want a refusal: %s", err, tt.want)
 				must.Equal(t, "it was refused, and yet", before, content(t, dir))
 				return
 			}
@@ -135,9 +134,8 @@ func TestLabIsBegunOnlyInItsOwnDirectory(t *testing.T) {
 					t.Errorf("%s: %q, a person wrote %q", file, after[file], b)
 				}
 			}
-			if _, old := after[".recast/locks/1"]; old || after[lockName] != "locked" {
-				t.Errorf("state of the earlier lab: %v", after)
-			}
+			_, old := after[".recast/locks/1"]
+			must.Not(t, old || after[lockName] != "locked", "state of the earlier lab: %v", after)
 		})
 	}
 }
@@ -173,9 +171,8 @@ func TestConsoleIsNoFileOfOthers(t *testing.T) {
 		must.Do(t, d.write(labFiles))
 		return w.Close()
 	}
-	if err := open(filepath.Join(home, "mine")); fault.KindOf(err) != fault.Refused || content(t, home)["mine"] != "text" {
-		t.Errorf("a file of a person: %v", err)
-	}
+	err := open(filepath.Join(home, "mine"))
+	must.Not(t, fault.KindOf(err) != fault.Refused || content(t, home)["mine"] != "text", "a file of a person: %v", err)
 	for _, file := range []string{"", os.DevNull, filepath.Join(home, "empty"), filepath.Join(home, "log"), filepath.Join(home, "log")} {
 		must.Pass(t, open(file))
 	}

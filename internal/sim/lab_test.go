@@ -52,12 +52,10 @@ func TestLabComesUpAndGoesDown(t *testing.T) {
 		files, err := lab.Files()
 		must.Do(t, err)
 		names := slices.Sorted(maps.Keys(files))
-		if want := []string{"kubeconfig", "recast.yaml", "schematics/default.yaml", "schematics/storage.yaml", "talosconfig"}; !slices.Equal(names, want) {
-			t.Errorf("files %q", names)
-		}
-		if v := lab.World.Violations(); len(v) > 0 {
-			t.Errorf("promises broken before anything was done: %q", v)
-		}
+		want := []string{"kubeconfig", "recast.yaml", "schematics/default.yaml", "schematics/storage.yaml", "talosconfig"}
+		must.Not(t, !slices.Equal(names, want), "files %q", names)
+		v := lab.World.Violations()
+		must.Not(t, len(v) > 0, "promises broken before anything was done: %q", v)
 		must.Equal(t, "persistent disks", 2, len(lab.Disks()))
 	})
 }
@@ -120,12 +118,10 @@ func TestKubeletInTrouble(t *testing.T) {
 			must.Do(t, lab.Trouble("wk1", talosapi.Trouble{Images: map[string]talosapi.Defect{image: c.defect}}))
 			reconfigure(t, machine, "kubelet:v1.35.4", "kubelet:"+c.version)
 			time.Sleep(10 * time.Minute)
-			if got := kubeletState(t, machine); !strings.HasPrefix(got, c.want) {
-				t.Errorf("the service is %q, want %q", got, c.want)
-			}
-			if version, ready := nodeState(t, k, "wk1"); version != "v1.35.4" || ready != corev1.ConditionUnknown {
-				t.Errorf("Node %s, ready %s", version, ready)
-			}
+			got := kubeletState(t, machine)
+			must.Not(t, !strings.HasPrefix(got, c.want), "the service is %q, want %q", got, c.want)
+			version, ready := nodeState(t, k, "wk1")
+			must.Not(t, version != "v1.35.4" || ready != corev1.ConditionUnknown, "Node %s, ready %s", version, ready)
 			reconfigure(t, machine, "kubelet:"+c.version, "kubelet:v1.35.4")
 			time.Sleep(time.Minute)
 			if version, ready := nodeState(t, k, "wk1"); version != "v1.35.4" || ready != corev1.ConditionTrue {
@@ -174,12 +170,10 @@ func TestAPIServerNeverReady(t *testing.T) {
 				lab.BreakImage(image, talosapi.Unready)
 				reconfigure(t, machine, "kube-apiserver:v1.35.4", "kube-apiserver:v1.36.1")
 				time.Sleep(5 * time.Minute)
-				if _, line := mirror(t, k, "kube-apiserver"); line != "kube-apiserver:v1.36.1 config 2 ready "+ready {
-					t.Errorf("got %q", line)
-				}
-				if v, err := k.ServerVersion(); err != nil || v.GitVersion != "v1.35.4" {
-					t.Errorf("the others: %v, %v", v, err)
-				}
+				_, line := mirror(t, k, "kube-apiserver")
+				must.Not(t, line != "kube-apiserver:v1.36.1 config 2 ready "+ready, "got %q", line)
+				v, err := k.ServerVersion()
+				must.Not(t, err != nil || v.GitVersion != "v1.35.4", "the others: %v, %v", v, err)
 				lab.BreakImage(image, talosapi.Sound)
 				reconfigure(t, machine, "kube-apiserver:v1.36.1", "kube-apiserver:v1.35.4")
 				time.Sleep(time.Minute)
@@ -266,9 +260,8 @@ func followsConfiguration(t *testing.T, talos string) {
 		return v.GitVersion
 	}
 	before, line := mirror(t, k, "kube-apiserver")
-	if want := "kube-apiserver:v1.35.4 config 1 ready True"; line != want || version() != "v1.35.4" {
-		t.Errorf("at first %q, want %q; API server %s", line, want, version())
-	}
+	want := "kube-apiserver:v1.35.4 config 1 ready True"
+	must.Not(t, line != want || version() != "v1.35.4", "at first %q, want %q; API server %s", line, want, version())
 	reconfigure(t, c, "kube-apiserver:v1.35.4", "kube-apiserver:v1.36.1")
 	pod := must.Get(safe.StateGetByID[*k8s.StaticPod](t.Context(), c.COSI, "kube-apiserver"))(t)
 	must.Contain(t, "rendered", fmt.Sprint(pod.TypedSpec().Pod["spec"]), "kube-apiserver:v1.36.1")
@@ -341,9 +334,8 @@ func TestKubernetesImagesInTrouble(t *testing.T) {
 			}
 			reconfigure(t, machine, "kube-scheduler:"+c.version, "kube-scheduler:v1.35.4")
 			time.Sleep(time.Minute)
-			if _, line := mirror(t, k, "kube-scheduler"); line != "kube-scheduler:v1.35.4 config 3 ready True" {
-				t.Errorf("mended: %q", line)
-			}
+			_, line := mirror(t, k, "kube-scheduler")
+			must.Not(t, line != "kube-scheduler:v1.35.4 config 3 ready True", "mended: %q", line)
 		})
 	})
 }
@@ -445,9 +437,8 @@ func TestPullByDigest(t *testing.T) {
 		list := must.Get(cp.ImageClient.List(t.Context(), &machineapi.ImageServiceListRequest{Containerd: in}))(t)
 		first := must.Get(list.Recv())(t)
 		repository := tagged[:strings.LastIndexByte(tagged, ':')]
-		if name, err := pull(wk, tagged+"@"+first.GetDigest()); name != repository+"@"+first.GetDigest() || err != nil {
-			t.Errorf("pulled %s, err = %v", name, err)
-		}
+		name, err := pull(wk, tagged+"@"+first.GetDigest())
+		must.Not(t, name != repository+"@"+first.GetDigest() || err != nil, "pulled %s, err = %v", name, err)
 		if _, err := pull(wk, repository+"@sha256:"+strings.Repeat("0", 64)); status.Code(err) != codes.NotFound {
 			t.Errorf("a digest that nobody has: %v", err)
 		}
@@ -525,9 +516,8 @@ func TestEtcdIsThereFromTheStart(t *testing.T) {
 						wantDisks += n
 					}
 					must.Equal(t, "persistent disks", wantDisks, len(lab.Disks()))
-					if v := append(lab.EtcdViolations(), lab.World.Violations()...); len(v) > 0 {
-						t.Errorf("violations %q", v)
-					}
+					v := append(lab.EtcdViolations(), lab.World.Violations()...)
+					must.Not(t, len(v) > 0, "violations %q", v)
 				})
 			})
 		}
@@ -543,9 +533,8 @@ func TestEtcdDataOnAPersistentDiskIsProtected(t *testing.T) {
 		must.Do(t, lab.World.PowerOn(9003))
 		time.Sleep(2 * time.Minute)
 		must.Equal(t, "disks (-before +after)", before, lab.Disks())
-		if v := append(lab.EtcdViolations(), lab.World.Violations()...); len(v) > 0 {
-			t.Errorf("violations %q", v)
-		}
+		v := append(lab.EtcdViolations(), lab.World.Violations()...)
+		must.Not(t, len(v) > 0, "violations %q", v)
 		for _, d := range lab.World.Persistent() {
 			if d.Serial == "data-cp2" {
 				lab.World.Media(d.Volid, "pve1").Write(talosapi.DataDisk("EPHEMERAL", nil))

@@ -67,9 +67,8 @@ func TestSchematicIDs(t *testing.T) {
 		want := &schematic.Schematic{Customization: schematic.Customization{
 			SystemExtensions: schematic.SystemExtensions{OfficialExtensions: []string{"siderolabs/qemu-guest-agent"}},
 		}}
-		if diff := cmp.Diff(want, got); err != nil || diff != "" {
-			t.Errorf("schematic (-want +got): %v\n%s", err, diff)
-		}
+		diff := cmp.Diff(want, got)
+		must.Not(t, err != nil || diff != "", "schematic (-want +got): %v\n%s", err, diff)
 		_, err = l.client.SchematicGet(t.Context(), strings.Repeat("0", 64))
 		must.Not(t, !client.IsHTTPErrorCode(err, http.StatusNotFound), "unknown schematic: err = %v", err)
 	})
@@ -136,9 +135,8 @@ func TestAssets(t *testing.T) {
 
 		img := must.Get(artefact.ReadISO([]byte(body)))(t)
 		_, line := l.do(http.MethodGet, "/image/"+id+"/1.13.9/cmdline-nocloud-amd64", "")
-		if !strings.HasPrefix(line, "talos.platform=nocloud ") || !strings.HasSuffix(line, " recast.lock=sha256-abc") {
-			t.Errorf("cmdline = %q", line)
-		}
+		must.Not(t, !strings.HasPrefix(line, "talos.platform=nocloud ") ||
+			!strings.HasSuffix(line, " recast.lock=sha256-abc"), "cmdline = %q", line)
 		_, canonical := l.do(http.MethodGet, "/schematics/"+id, "")
 		want := artefact.Image{
 			TalosVersion: talosVersion, Arch: "amd64", Platform: "nocloud",
@@ -161,9 +159,8 @@ func TestOnlyTheISOHasMeta(t *testing.T) {
 		must.Do(t, err)
 		const arg = "talos.environment=INSTALLER_META_BASE64=MHhjPXg=" // 0xc=x
 		must.Contain(t, "ISO", l.iso(id).Cmdline, arg)
-		if line := l.installer(id).Cmdline; strings.Contains(line, "META") {
-			t.Errorf("installer: %q", line)
-		}
+		line := l.installer(id).Cmdline
+		must.Not(t, strings.Contains(line, "META"), "installer: %q", line)
 	})
 }
 
@@ -207,12 +204,9 @@ func TestRequestsAreRecordedAndCanBeBroken(t *testing.T) {
 		want := record.Call{Seq: 1, Proto: "factory", Target: factoryAddr, Method: "POST", Path: "/schematics", Mutation: true}
 		must.Equal(t, "first call", want, l.recorder.Calls()[0])
 		l.recorder.Hooks(func(record.Call) error { return errors.New("dead") }, nil)
-		if _, err := l.client.Versions(t.Context()); err == nil {
-			t.Error("factory: a refused call was answered")
-		}
-		if _, err := l.pull(registryAddr + "/siderolabs/iscsi-tools:v0.2.0"); err == nil {
-			t.Error("registry: a refused call was answered")
-		}
+		must.Not(t, must.Err(l.client.Versions(t.Context())) == nil, "factory: a refused call was answered")
+		must.Not(t, must.Err(l.pull(registryAddr+"/siderolabs/iscsi-tools:v0.2.0")) == nil,
+			"registry: a refused call was answered")
 	})
 }
 
@@ -235,9 +229,8 @@ func TestCloseEndsBuilds(t *testing.T) {
 		must.Not(t, resp.StatusCode != http.StatusInternalServerError || time.Since(started) != time.Second,
 			"after %s: %s: %s; want the build to end with its factory", time.Since(started), resp.Status, body)
 		time.Sleep(time.Minute)
-		if _, err := l.pull(registryAddr + "/factory/nocloud-installer/" + id + ":" + talosVersion); err == nil {
-			t.Error("an installer was pushed after the end")
-		}
+		must.Not(t, must.Err(l.pull(registryAddr+"/factory/nocloud-installer/"+id+":"+talosVersion)) == nil,
+			"an installer was pushed after the end")
 	})
 }
 
@@ -366,9 +359,8 @@ func TestTroubles(t *testing.T) {
 			inLab(t, func(t *testing.T, l *lab) {
 				l.factory.Strike(1, tc.path, tc.trouble)
 				answer, err := l.see(tc.path)
-				if diff := cmp.Diff(tc.want, answer, cmp.AllowUnexported(got{})); err != nil || diff != "" {
-					t.Errorf("%v (-want +got):\n%s", err, diff)
-				}
+				diff := cmp.Diff(tc.want, answer, cmp.AllowUnexported(got{}))
+				must.Not(t, err != nil || diff != "", "%v (-want +got):\n%s", err, diff)
 				if answer, err = l.see("/versions"); err != nil || answer.body != versions {
 					t.Errorf("afterwards: %+v, %v", answer, err)
 				}
@@ -443,9 +435,8 @@ func TestDeletedManifestsLoseTheirTags(t *testing.T) {
 	digest := must.Get(one.Digest())(t)
 	must.Do(t, remote.Delete(repository.Digest(digest.String()), opts...))
 	tags, err := remote.List(repository, opts...)
-	if diff := cmp.Diff([]string{"c"}, tags); diff != "" || err != nil {
-		t.Errorf("%v, tags (-want +got):\n%s", err, diff)
-	}
+	diff := cmp.Diff([]string{"c"}, tags)
+	must.Not(t, diff != "" || err != nil, "%v, tags (-want +got):\n%s", err, diff)
 	err = remote.Delete(repository.Digest(digest.String()), opts...)
 	must.Not(t, err == nil, "a second deletion is answered with less than %d", http.StatusNotFound)
 }
@@ -663,9 +654,8 @@ func TestInstallersSayWhenTheyWereBuilt(t *testing.T) {
 		must.Equal(t, "what is in the registry is served as it is", first, installer("installer"))
 		lost := must.Get(name.NewDigest(registryAddr + "/factory/metal-installer/" + id + "@" + first.Digest))(t)
 		must.Do(t, remote.Delete(lost, remote.WithContext(t.Context()), remote.WithTransport(l.transport)))
-		if got := installer("metal-installer"); got.At.Sub(first.At) < time.Hour {
-			t.Errorf("new content says that it was built at %s", got.At)
-		}
+		got := installer("metal-installer")
+		must.Not(t, got.At.Sub(first.At) < time.Hour, "new content says that it was built at %s", got.At)
 	})
 }
 
@@ -685,12 +675,10 @@ func TestPatchChangesContentNotVersion(t *testing.T) {
 			digests[digest] = true
 		}
 		must.Equal(t, "digests after three patches", 4, len(digests))
-		if content := string(read().Files["/usr/local/etc/containers/iscsi-tools.yaml"]); !strings.HasSuffix(content, "# patch 1\n# patch 2\n# patch 3") {
-			t.Errorf("content = %q", content)
-		}
-		if _, _, err := l.catalog.Patch(t.Context(), talosVersion, "nope"); err == nil {
-			t.Error("an extension that does not exist was patched")
-		}
+		content := string(read().Files["/usr/local/etc/containers/iscsi-tools.yaml"])
+		must.Not(t, !strings.HasSuffix(content, "# patch 1\n# patch 2\n# patch 3"), "content = %q", content)
+		_, _, err := l.catalog.Patch(t.Context(), talosVersion, "nope")
+		must.Not(t, err == nil, "an extension that does not exist was patched")
 	})
 }
 
@@ -706,9 +694,7 @@ func TestBuildContinuesWithoutItsClient(t *testing.T) {
 		}
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		if _, err := l.pull(registryAddr + "/factory/nocloud-installer/" + id + ":" + talosVersion); err != nil {
-			t.Errorf("the installer was not finished: %v", err)
-		}
+		must.Pass(t, must.Err(l.pull(registryAddr+"/factory/nocloud-installer/"+id+":"+talosVersion)))
 	})
 }
 

@@ -100,9 +100,8 @@ func TestEvictionIsOfOnePodOnly(t *testing.T) {
 		l := newLab(t, "wk1")
 		c := l.client(t, "system:masters")
 		p := bare(t, c, "default")
-		if err := evict(t, c, "default", new(types.UID("another"))); !apierrors.IsConflict(err) {
-			t.Errorf("err = %v", err)
-		}
+		err := evict(t, c, "default", new(types.UID("another")))
+		must.Not(t, !apierrors.IsConflict(err), "err = %v", err)
 		must.Do(t, evict(t, c, "default", &p.UID))
 	})
 }
@@ -361,9 +360,8 @@ func TestBridge(t *testing.T) {
 		if n := len(slices.DeleteFunc(slices.Clone(pods), func(name string) bool { return name != "web" })); n != 2 {
 			t.Fatalf("pods on the nodes: %v, want two of web", pods)
 		}
-		if n := look(t, there, "wk1"); n.BootID != "boot-1-wk1" || n.Ready != corev1.ConditionTrue {
-			t.Errorf("node wk1 is %+v", n)
-		}
+		n := look(t, there, "wk1")
+		must.Not(t, n.BootID != "boot-1-wk1" || n.Ready != corev1.ConditionTrue, "node wk1 is %+v", n)
 		lease, err := there.CoordinationV1().Leases("kube-node-lease").Get(t.Context(), "wk1", metav1.GetOptions{})
 		must.Not(t, err != nil || time.Since(lease.Spec.RenewTime.Time) > 11*time.Second, "lease of wk1: %+v, %v", lease, err)
 

@@ -62,9 +62,8 @@ func TestApply(t *testing.T) {
 		} {
 			got, err := apply(step.manager, step.data, step.force, step.dry)
 			must.Not(t, step.err != nil && !step.err(err) || step.err == nil && err != nil, "%s: %v", step.name, err)
-			if diff := cmp.Diff(step.want, got.Data); err == nil && diff != "" {
-				t.Errorf("%s: answer (-want +got):\n%s", step.name, diff)
-			}
+			diff := cmp.Diff(step.want, got.Data)
+			must.Not(t, err == nil && diff != "", "%s: answer (-want +got):\n%s", step.name, diff)
 			now, err := c.Get(t.Context(), "m", metav1.GetOptions{})
 			must.Not(t, step.there == nil && !apierrors.IsNotFound(err), "%s: it is there: %v", step.name, err)
 			must.Equal(t, "what is there", step.there, now.Data)
@@ -97,9 +96,8 @@ func TestDaemonSetRollsOut(t *testing.T) {
 			}
 			time.Sleep(time.Second)
 		}
-		if got := proxies(t, c); got["registry.k8s.io/kube-proxy:v1.36.1"] != 3 || len(got) != 1 {
-			t.Errorf("in the end %v", got)
-		}
+		got := proxies(t, c)
+		must.Not(t, got["registry.k8s.io/kube-proxy:v1.36.1"] != 3 || len(got) != 1, "in the end %v", got)
 	})
 }
 
@@ -298,9 +296,8 @@ func TestUnknownFields(t *testing.T) {
 		}
 		must.Equal(t, "ignored, warned of", []any{nil, 0}, []any{post("Ignore"), len(*said)})
 		const refused = `Deployment in version "v1" cannot be handled as a Deployment: strict decoding error: unknown field "spec.replcas"`
-		if err := post("Strict"); err == nil || err.Error() != refused {
-			t.Errorf("Strict: %v", err)
-		}
+		err := post("Strict")
+		must.Not(t, err == nil || err.Error() != refused, "Strict: %v", err)
 		deploy(t, l.client(t, "system:masters"), "web", 1)
 		patch := func(kind types.PatchType) error {
 			return c.Patch(kind).RequestURI(path + "/web?fieldValidation=Strict&fieldManager=me").Body([]byte(wrong)).Do(t.Context()).Error()
@@ -394,14 +391,12 @@ func TestOpenAPI(t *testing.T) {
 			must.Equal(t, "patch, schema", []any{true, true}, []any{patched, described})
 			if r.Kind == "Pod" {
 				containers := doc.Components.Schemas["io.k8s.api.core.v1.PodSpec"].Properties["containers"]
-				if containers["x-kubernetes-patch-merge-key"] != "name" || containers["x-kubernetes-patch-strategy"] != "merge" {
-					t.Errorf("containers: %v", containers)
-				}
+				must.Not(t, containers["x-kubernetes-patch-merge-key"] != "name" ||
+					containers["x-kubernetes-patch-strategy"] != "merge", "containers: %v", containers)
 			}
 		}
-		if _, err := c.Get().RequestURI("/openapi/v3/apis/batch/v1").DoRaw(t.Context()); err == nil {
-			t.Error("a group that is not served has a document")
-		}
+		must.Not(t, must.Err(c.Get().RequestURI("/openapi/v3/apis/batch/v1").DoRaw(t.Context())) == nil,
+			"a group that is not served has a document")
 	})
 }
 
@@ -433,9 +428,7 @@ func TestNodeLeavesAndReturns(t *testing.T) {
 		c := l.client(t, "system:masters")
 		step := func(what string, want seenNode) {
 			t.Helper()
-			if diff := cmp.Diff(want, look(t, c, "wk1")); diff != "" {
-				t.Fatalf("%s (-want +got):\n%s", what, diff)
-			}
+			must.Equal(t, what, want, look(t, c, "wk1"))
 		}
 		time.Sleep(time.Second)
 		step("registered", seenNode{"boot-1-wk1", "", corev1.ConditionFalse, []string{"node.kubernetes.io/not-ready:NoSchedule"}})
@@ -482,19 +475,13 @@ func TestPodsOfALostNodeStayTerminating(t *testing.T) {
 			}
 			return count
 		}
-		if diff := cmp.Diff(map[string]int{"wk1 Running": 1, "wk2 Running": 1}, phases()); diff != "" {
-			t.Fatalf("at first (-want +got):\n%s", diff)
-		}
+		must.Equal(t, "at first", map[string]int{"wk1 Running": 1, "wk2 Running": 1}, phases())
 		l.NodeDown(node("wk1", 0).UUID)
 		time.Sleep(10 * time.Minute)
-		if diff := cmp.Diff(map[string]int{"wk1 Running terminating": 1, "wk2 Running": 2}, phases()); diff != "" {
-			t.Fatalf("node lost (-want +got):\n%s", diff)
-		}
+		must.Equal(t, "node lost", map[string]int{"wk1 Running terminating": 1, "wk2 Running": 2}, phases())
 		l.NodeUp(node("wk1", 0))
 		time.Sleep(10 * time.Second)
-		if diff := cmp.Diff(map[string]int{"wk2 Running": 2}, phases()); diff != "" {
-			t.Fatalf("node back (-want +got):\n%s", diff)
-		}
+		must.Equal(t, "node back", map[string]int{"wk2 Running": 2}, phases())
 	})
 }
 
@@ -536,9 +523,8 @@ func TestMirrorPods(t *testing.T) {
 		before := show("at first", "kube-apiserver-cp1 v1 ready=true", "kube-scheduler-cp1 v1 ready=true")
 		l.StaticPods(uuid, []kubeapi.StaticPod{static("kube-apiserver", "v2", "ErrImagePull"), static("kube-scheduler", "v1", "")})
 		after := show("another version", "kube-apiserver-cp1 v2 ready=false ErrImagePull", "kube-scheduler-cp1 v1 ready=true")
-		if before["kube-apiserver-cp1"] == after["kube-apiserver-cp1"] || before["kube-scheduler-cp1"] != after["kube-scheduler-cp1"] {
-			t.Errorf("UIDs before %v, after %v", before, after)
-		}
+		must.Not(t, before["kube-apiserver-cp1"] == after["kube-apiserver-cp1"] ||
+			before["kube-scheduler-cp1"] != after["kube-scheduler-cp1"], "UIDs before %v, after %v", before, after)
 		l.NodeDown(uuid)
 		show("without a kubelet", "kube-apiserver-cp1 v2 ready=false ErrImagePull", "kube-scheduler-cp1 v1 ready=true")
 		l.NodeUp(node("cp1", 0))
@@ -695,14 +681,10 @@ func TestDumpAndLoad(t *testing.T) {
 
 		must.Do(t, l.Renew(ctx, nil))
 		fresh := values()
-		if fresh["/registry/namespaces/kube-system"] == "" || fresh["/registry/example.org/widgets/default/kept"] != "" {
-			t.Errorf("a new cluster has %d objects", len(fresh))
-		}
-		if err := l.Load([]kubeapi.Stored{{Key: "/registry/pods/default/web", Value: []byte("k8s\x00what")}}); err == nil {
-			t.Error("no error for something that is not an object")
-		}
-		if _, err := s.Get(ctx, store.Nodes(), "", "wk1"); err == nil {
-			t.Error("what could not be read has changed something")
-		}
+		must.Not(t, fresh["/registry/namespaces/kube-system"] == "" ||
+			fresh["/registry/example.org/widgets/default/kept"] != "", "a new cluster has %d objects", len(fresh))
+		must.Not(t, l.Load([]kubeapi.Stored{{Key: "/registry/pods/default/web", Value: []byte("k8s\x00what")}}) == nil,
+			"no error for something that is not an object")
+		must.Not(t, must.Err(s.Get(ctx, store.Nodes(), "", "wk1")) == nil, "what could not be read has changed something")
 	})
 }

@@ -483,9 +483,8 @@ func TestHolderKeepsItsDisk(t *testing.T) {
 		m := l.hold(t)
 		same(t, held+",serial=held,size=1G", l.config(9011)["scsi4"])
 		l.putOK(vm+"/config", "delete=scsi4")
-		if c := l.config(9011); c["scsi4"] != nil || c["unused0"] != nil {
-			t.Errorf("after the detach: %v, %v", c["scsi4"], c["unused0"])
-		}
+		c := l.config(9011)
+		must.Not(t, c["scsi4"] != nil || c["unused0"] != nil, "after the detach: %v, %v", c["scsi4"], c["unused0"])
 		l.putOK(vm+"/config", "scsi4="+held, "protection=1")
 		l.putOK(vm+"/config", "protection=0")
 		must.Do(t, l.world.DefineVM("pve1", 9090, nil, nil))

@@ -473,9 +473,8 @@ func TestMigrate(t *testing.T) {
 		must.Do(t, err)
 		same(t, []any{test.want, "", test.running}, []any{vm.Config["scsi0"], vm.Config["lock"], vm.Running})
 		volid, _, _ := strings.Cut(test.want, ",")
-		if got := l.world.Media(volid, "pve2"); got == nil || string(got.Bytes()) != "bytes" {
-			t.Errorf("the disk there: %v", got)
-		}
+		got := l.world.Media(volid, "pve2")
+		must.Not(t, got == nil || string(got.Bytes()) != "bytes", "the disk there: %v", got)
 		same(t, test.there, l.volumesOn("pve2", "fast"))
 		same(t, []string(nil), l.world.Violations())
 	})
@@ -621,12 +620,10 @@ func TestRunningBackupLocks(t *testing.T) {
 		several := l.world.StartBackup("root@pam", "pve1", time.Minute, 9011, 700)
 		time.Sleep(time.Second)
 		tasks := l.do("GET", "/nodes/pve1/tasks?source=active&typefilter=vzdump").Data.([]any)
-		if len(tasks) != 1 || tasks[0].(map[string]any)["id"] != "9011" || tasks[0].(map[string]any)["user"] != "root@pam" {
-			t.Errorf("%v", tasks)
-		}
-		if task, _ := l.world.LookupTask(several); task.ExitStatus != "job errors" || task.ID != "" {
-			t.Errorf("the second one: %+v", task)
-		}
+		must.Not(t, len(tasks) != 1 || tasks[0].(map[string]any)["id"] != "9011" ||
+			tasks[0].(map[string]any)["user"] != "root@pam", "%v", tasks)
+		task, _ := l.world.LookupTask(several)
+		must.Not(t, task.ExitStatus != "job errors" || task.ID != "", "the second one: %+v", task)
 		same(t, "500 VM is locked (backup)", l.do("PUT", vm+"/config", "memory=1024").Status)
 		taskOK(t, l.ended(upid))
 		l.putOK(vm+"/config", "memory=1024")
@@ -682,15 +679,12 @@ func TestBackupEndsWithItsHost(t *testing.T) {
 			vm := must.Get(l.world.LookupVM("pve1", 9011))(t)
 			return vm.Config["lock"]
 		}
-		if task, _ := l.world.WaitTask(upid); task.ExitStatus != "unexpected status" || lock() != "backup" {
-			t.Errorf("%+v, lock %q", task, lock())
-		}
+		task, _ := l.world.WaitTask(upid)
+		must.Not(t, task.ExitStatus != "unexpected status" || lock() != "backup", "%+v, lock %q", task, lock())
 		l.world.BootHost("pve1")
 		time.Sleep(time.Minute)
 		vm := must.Get(l.world.LookupVM("pve1", 9011))(t)
-		if lock() != "" || !vm.Running {
-			t.Errorf("lock %q, running %v", lock(), vm.Running)
-		}
+		must.Not(t, lock() != "" || !vm.Running, "lock %q, running %v", lock(), vm.Running)
 	})
 }
 
@@ -934,9 +928,8 @@ func TestOtherNames(t *testing.T) {
 			t.Error(got)
 		}
 		l.putOK("/nodes/pve1/qemu/9012/config", "cdrom=none", "description= \n")
-		if got := l.config(9012); got["ide2"] != "none,media=cdrom" || got["description"] != nil {
-			t.Error(got)
-		}
+		got := l.config(9012)
+		must.Not(t, got["ide2"] != "none,media=cdrom" || got["description"] != nil, "%v", got)
 		l.putOK("/nodes/pve1/qemu/9012/config", "delete=cdrom")
 		same(t, nil, l.config(9012)["ide2"])
 		const tooLarge = "500 balloon value too large (must be smaller than assigned memory)"

@@ -494,9 +494,8 @@ func TestClosedWorldBreaksConnections(t *testing.T) {
 		}()
 		time.Sleep(2 * time.Second)
 		l.world.Close()
-		if err := <-ended; err.Error() == "401 No ticket" {
-			t.Error(err)
-		}
+		err := <-ended
+		must.Not(t, err.Error() == "401 No ticket", "%v", err)
 		same(t, "unexpected status", l.ended(upid))
 	})
 }
@@ -575,9 +574,8 @@ func TestHeld(t *testing.T) {
 		}
 		held.Deliver()
 		l.settle()
-		if l.there(9012) || len(late()) != 1 || late()[0] != http.StatusOK {
-			t.Errorf("VM 9012 is there: %t; statuses of the late call: %v", l.there(9012), late())
-		}
+		must.Not(t, l.there(9012) || len(late()) != 1 || late()[0] != http.StatusOK,
+			"VM 9012 is there: %t; statuses of the late call: %v", l.there(9012), late())
 		held.Deliver() // only the first call counts
 		same(t, 1, len(l.world.Tasks()))
 	})
@@ -613,9 +611,8 @@ func TestHeldMeetsWhatIsThere(t *testing.T) {
 		c.meanwhile(l)
 		held.Deliver()
 		l.settle()
-		if len(late()) != 1 || late()[0] != c.status || l.there(9012) == c.gone {
-			t.Errorf("late: %v, want %d; VM 9012 is there: %t", late(), c.status, l.there(9012))
-		}
+		must.Not(t, len(late()) != 1 || late()[0] != c.status || l.there(9012) == c.gone,
+			"late: %v, want %d; VM 9012 is there: %t", late(), c.status, l.there(9012))
 	})
 }
 
@@ -638,9 +635,7 @@ func TestHeldForEver(t *testing.T) {
 		l.sent("DELETE", "/nodes/pve1/qemu/9011", "", time.Hour)
 		l.world.CrashHost("pve1")
 		held.Deliver()
-		if len(late()) > 0 || !l.there(9011) {
-			t.Errorf("late: %v", late())
-		}
+		must.Not(t, len(late()) > 0 || !l.there(9011), "late: %v", late())
 		l.world.BootHost("pve1")
 		_, _ = l.holdNext(record.NoAnswer) // never delivered
 		l.sent("DELETE", "/nodes/pve1/qemu/9011", "", time.Hour)
@@ -662,9 +657,7 @@ func TestOthersDrop(t *testing.T) {
 	r := record.New()
 	held := record.Hold(record.NoAnswer)
 	r.Hooks(func(record.Call) error { return held }, nil)
-	if _, err := r.Begin(record.Call{Proto: "talos"}); err == nil {
-		t.Error("it is not dropped")
-	}
+	must.Not(t, must.Err(r.Begin(record.Call{Proto: "talos"})) == nil, "it is not dropped")
 	held.Deliver() // returns
 }
 
@@ -765,14 +758,12 @@ func TestLargeUpload(t *testing.T) {
 		_ = res.Body.Close()
 		runtime.GC()
 		runtime.ReadMemStats(&after)
-		if held := int64(after.HeapAlloc) - int64(before.HeapAlloc); held > size/4 {
-			t.Errorf("%d MiB are held", held>>20)
-		}
+		held := int64(after.HeapAlloc) - int64(before.HeapAlloc)
+		must.Not(t, held > size/4, "%d MiB are held", held>>20)
 		tasks := l.world.Tasks()
 		taskOK(t, l.ended(tasks[0].UPID))
-		if m := l.world.Media("isos:iso/large.iso", "pve1"); m == nil || m.Size() != size {
-			t.Errorf("%v", m)
-		}
+		m := l.world.Media("isos:iso/large.iso", "pve1")
+		must.Not(t, m == nil || m.Size() != size, "%v", m)
 	})
 }
 
@@ -790,12 +781,9 @@ func TestGoProxmoxWithPassword(t *testing.T) {
 		name := filepath.Join(t.TempDir(), "theirs.iso")
 		must.Do(t, os.WriteFile(name, []byte("their bytes"), 0o600))
 		wait(storage.Upload("iso", name))
-		if m := l.world.Media("isos:iso/theirs.iso", "pve1"); m == nil || string(m.Bytes()) != "their bytes" {
-			t.Errorf("stored %v", m)
-		}
+		m := l.world.Media("isos:iso/theirs.iso", "pve1")
+		must.Not(t, m == nil || string(m.Bytes()) != "their bytes", "stored %v", m)
 		refused := proxmox.NewClient(base, proxmox.WithHTTPClient(l.client), proxmox.WithCredentials(&proxmox.Credentials{Username: "recast@pve", Password: "wrong"}))
-		if _, err := refused.Version(ctx); !errors.Is(err, proxmox.ErrNotAuthorized) {
-			t.Errorf("a wrong password: %v", err)
-		}
+		must.FailIs(t, must.Err(refused.Version(ctx)), proxmox.ErrNotAuthorized)
 	})
 }

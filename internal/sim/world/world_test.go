@@ -90,9 +90,8 @@ func TestBadDrives(t *testing.T) {
 	}
 	inEachWorld(t, tests, func(t *testing.T, w *world.World, test row) {
 		err := w.DefineVM("pve1", 200, map[string]string{"scsi0": test.value}, nil)
-		if want := "define VM 200: " + test.want; err == nil || err.Error() != want {
-			t.Errorf("%v, want %s", err, want)
-		}
+		want := "define VM 200: " + test.want
+		must.Not(t, err == nil || err.Error() != want, "%v, want %s", err, want)
 	})
 }
 
@@ -105,9 +104,8 @@ func TestFullStorage(t *testing.T) {
 		err := w.SetConfig("", "pve1", change)
 		must.Not(t, err == nil || !strings.HasSuffix(err.Error(), "No space left on device"), "%v", err)
 		upid, err := w.Resize("", "pve1", world.ResizeRequest{ID: 200, Disk: "scsi0", Size: "+1G"})
-		if got := end(t, w, upid, err); !strings.HasSuffix(got, "No space left on device") {
-			t.Error(got)
-		}
+		got := end(t, w, upid, err)
+		must.Not(t, !strings.HasSuffix(got, "No space left on device"), "%v", got)
 		w.FreeStorage("fast")
 		must.Do(t, w.SetConfig("", "pve1", change))
 	})
@@ -258,9 +256,8 @@ func TestAgent(t *testing.T) {
 	inWorld(t, world.Options{Agent: answer}, func(t *testing.T, w *world.World) {
 		must.Do(t, w.DefineVM("pve1", 200, map[string]string{"agent": "1"}, nil))
 		must.Do(t, w.DefineVM("pve1", 201, map[string]string{}, nil))
-		if _, err := w.AgentInterfaces("", "pve1", 201); err == nil || err.Error() != "No QEMU guest agent configured" {
-			t.Error(err)
-		}
+		_, err := w.AgentInterfaces("", "pve1", 201)
+		must.Not(t, err == nil || err.Error() != "No QEMU guest agent configured", "%v", err)
 		must.Do(t, w.PowerOn(200))
 		got := must.Get(w.AgentInterfaces("", "pve1", 200))(t)
 		must.Equal(t, "got", want, got)
