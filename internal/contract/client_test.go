@@ -290,30 +290,6 @@ func (s *server) dataImage(key string) (volid string) {
 	return volid
 }
 
-// TestImport: how the exchanges get disks with unique content.
-func TestImport(t *testing.T) {
-	run(t, 0, func(t *testing.T, s *server) {
-		if !s.imports() {
-			s.skipf("needs content type import on %s: without it the data disks of the exchanges are blank", s.place.isoStorage)
-		}
-		id := s.newVM("scsi1="+s.data("scsi1")+",serial=data-1", "scsi2="+s.data("scsi2"))
-		used := map[string]allocated{}
-		for key, want := range dataImages() {
-			got := s.driveIs(key, s.config(id)[key])
-			used[key] = got.Used
-			if onFiles(got.volid) && got.Size != itoa(want.size) || got.Owner != id { // elsewhere it is rounded up
-				t.Errorf("%s is %+v", key, got)
-			}
-			must.Not(t, s.sim != nil && got.Bytes != sum(string(want.bytes())), "%s has other bytes than its image", key)
-			must.Not(t, strings.Contains(s.config(id)[key], "import-from"), "%s is %s", key, s.config(id)[key])
-		}
-		must.Not(t, onFiles(s.volid(id, "scsi1")) && used["scsi2"]-used["scsi1"] <= 2*settling,
-			"they can't be told apart by what they take up: %v", used)
-		r := s.do(http.MethodPut, s.vm(id, "config"), "scsi3="+s.place.storage+":1,import-from="+s.dataImage("scsi1"))
-		wantRefusal(t, r, refused, map[string]string{"scsi3": "'import-from' requires special syntax - use <storage ID>:0,import-from=<source>"})
-	})
-}
-
 // machine is a VM as an exchange must leave or restore it, without what Proxmox regenerates.
 type machine struct {
 	Config map[string]string // all but renewed and drives

@@ -25,7 +25,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -159,8 +158,7 @@ func run(t *testing.T, n needs, test func(t *testing.T, s *server)) {
 	t.Helper()
 	p, isReal := realPlace(t)
 	if !isReal {
-		t.Parallel()
-		synctest.Test(t, func(t *testing.T) { test(t, newSimulated(t)) })
+		must.Bubble(t, func(t *testing.T) { test(t, newSimulated(t)) })
 		return
 	}
 	if lacks := p.lacks(n); len(lacks) > 0 {

@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
 
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
@@ -229,8 +228,7 @@ func TestUnharmed(t *testing.T) {
 // TestDemoNoticesAWipedDiskOfTheWorld wipes a disk in a datacentre and runs the demo's
 // check.
 func TestDemoNoticesAWipedDiskOfTheWorld(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		lab := must.Get(sim.New(t.Context(), sim.Options{
 			Network: network.Memory(), Prefix: "127.42.7", Registry: "127.0.0.1:5000", Factory: "127.0.0.1:8080",
 		}))(t)

@@ -46,8 +46,7 @@ import (
 )
 
 func TestLabComesUpAndGoesDown(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		lab := start(t, sim.Options{Hosts: 2}, true)
 		files, err := lab.Files()
 		must.Do(t, err)
@@ -77,8 +76,7 @@ func TestLabRefusesWhatItCannotHold(t *testing.T) {
 
 // TestHostsReachTheFactory: a Proxmox node downloads from the lab's Image Factory, unless it has no route to it.
 func TestHostsReachTheFactory(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		lab := start(t, sim.Options{}, false)
 		for name, want := range map[string]string{"open.iso": "OK", "walled.iso": "download failed: failed: Network is unreachable."} {
 			lab.World.SetOutbound("pve1", want == "OK")
@@ -106,28 +104,26 @@ func TestKubeletInTrouble(t *testing.T) {
 		defect  talosapi.Defect
 		want    string // state of the service and its last event
 	}
-	must.Each(t, map[string]row{
+	must.Bubbles(t, map[string]row{
 		"not there":     {"v1.36.99", talosapi.Sound, "Failed Failed to run pre stage: "},
 		"never arrives": {"v1.36.1", talosapi.Endless, "Preparing Running pre state"},
 		"never ready":   {"v1.36.1", talosapi.Unready, "Running Health check failed: "},
 	}, func(t *testing.T, c row) {
-		synctest.Test(t, func(t *testing.T) {
-			lab := start(t, sim.Options{Workers: 1}, true)
-			k, machine := kubernetesClient(t, lab), machineClient(t, lab, "wk1")
-			image := "ghcr.io/siderolabs/kubelet:" + c.version
-			must.Do(t, lab.Trouble("wk1", talosapi.Trouble{Images: map[string]talosapi.Defect{image: c.defect}}))
-			reconfigure(t, machine, "kubelet:v1.35.4", "kubelet:"+c.version)
-			time.Sleep(10 * time.Minute)
-			got := kubeletState(t, machine)
-			must.Not(t, !strings.HasPrefix(got, c.want), "the service is %q, want %q", got, c.want)
-			version, ready := nodeState(t, k, "wk1")
-			must.Not(t, version != "v1.35.4" || ready != corev1.ConditionUnknown, "Node %s, ready %s", version, ready)
-			reconfigure(t, machine, "kubelet:"+c.version, "kubelet:v1.35.4")
-			time.Sleep(time.Minute)
-			if version, ready := nodeState(t, k, "wk1"); version != "v1.35.4" || ready != corev1.ConditionTrue {
-				t.Errorf("mended: Node %s, ready %s, service %s", version, ready, kubeletState(t, machine))
-			}
-		})
+		lab := start(t, sim.Options{Workers: 1}, true)
+		k, machine := kubernetesClient(t, lab), machineClient(t, lab, "wk1")
+		image := "ghcr.io/siderolabs/kubelet:" + c.version
+		must.Do(t, lab.Trouble("wk1", talosapi.Trouble{Images: map[string]talosapi.Defect{image: c.defect}}))
+		reconfigure(t, machine, "kubelet:v1.35.4", "kubelet:"+c.version)
+		time.Sleep(10 * time.Minute)
+		got := kubeletState(t, machine)
+		must.Not(t, !strings.HasPrefix(got, c.want), "the service is %q, want %q", got, c.want)
+		version, ready := nodeState(t, k, "wk1")
+		must.Not(t, version != "v1.35.4" || ready != corev1.ConditionUnknown, "Node %s, ready %s", version, ready)
+		reconfigure(t, machine, "kubelet:"+c.version, "kubelet:v1.35.4")
+		time.Sleep(time.Minute)
+		if version, ready := nodeState(t, k, "wk1"); version != "v1.35.4" || ready != corev1.ConditionTrue {
+			t.Errorf("mended: Node %s, ready %s, service %s", version, ready, kubeletState(t, machine))
+		}
 	})
 }
 
@@ -162,8 +158,7 @@ func TestAPIServerNeverReady(t *testing.T) {
 	const image = "registry.k8s.io/kube-apiserver:v1.36.1"
 	for talos, ready := range map[string]string{"v1.13.9": "True", "v1.14.1": "False"} {
 		t.Run(talos, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
+			must.Bubble(t, func(t *testing.T) {
 				lab := start(t, sim.Options{TalosVersion: talos, ControlPlanes: 3, Workers: 1}, true)
 				time.Sleep(time.Minute)
 				k, machine := kubernetesClient(t, lab), machineClient(t, lab, "cp1")
@@ -242,8 +237,7 @@ func TestKubernetesVersionsFollowTheConfiguration(t *testing.T) {
 	t.Parallel()
 	for _, talos := range []string{"v1.12.9", "v1.13.9", "v1.14.1"} {
 		t.Run(talos, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) { followsConfiguration(t, talos) })
+			must.Bubble(t, func(t *testing.T) { followsConfiguration(t, talos) })
 		})
 	}
 }
@@ -316,27 +310,25 @@ func TestKubernetesImagesInTrouble(t *testing.T) {
 		after   time.Duration
 		want    string
 	}
-	must.Each(t, map[string]row{
+	must.Bubbles(t, map[string]row{
 		"not there":     {"v1.36.99", talosapi.Sound, 40 * time.Second, "kube-scheduler:v1.36.99 config 2 ready False ImagePullBackOff"},
 		"unpullable":    {"v1.36.1", talosapi.Unpullable, 40 * time.Second, "kube-scheduler:v1.36.1 config 2 ready False ImagePullBackOff"},
 		"never arrives": {"v1.36.1", talosapi.Endless, time.Hour, "kube-scheduler:v1.36.1 config 2 ready False ContainerCreating"},
 		"never ready":   {"v1.36.1", talosapi.Unready, time.Hour, "kube-scheduler:v1.36.1 config 2 ready False"},
 		"ends at once":  {"v1.36.1", talosapi.Loops, time.Minute, "kube-scheduler:v1.36.1 config 2 ready False CrashLoopBackOff"},
 	}, func(t *testing.T, c row) {
-		synctest.Test(t, func(t *testing.T) {
-			lab := start(t, sim.Options{Workers: 1}, true)
-			k, machine := kubernetesClient(t, lab), machineClient(t, lab, "cp1")
-			must.Do(t, lab.Trouble("cp1", talosapi.Trouble{Images: map[string]talosapi.Defect{fresh: c.defect}}))
-			reconfigure(t, machine, "kube-scheduler:v1.35.4", "kube-scheduler:"+c.version)
-			time.Sleep(c.after)
-			if _, line := mirror(t, k, "kube-scheduler"); line != c.want {
-				t.Errorf("got %q, want %q", line, c.want)
-			}
-			reconfigure(t, machine, "kube-scheduler:"+c.version, "kube-scheduler:v1.35.4")
-			time.Sleep(time.Minute)
-			_, line := mirror(t, k, "kube-scheduler")
-			must.Not(t, line != "kube-scheduler:v1.35.4 config 3 ready True", "mended: %q", line)
-		})
+		lab := start(t, sim.Options{Workers: 1}, true)
+		k, machine := kubernetesClient(t, lab), machineClient(t, lab, "cp1")
+		must.Do(t, lab.Trouble("cp1", talosapi.Trouble{Images: map[string]talosapi.Defect{fresh: c.defect}}))
+		reconfigure(t, machine, "kube-scheduler:v1.35.4", "kube-scheduler:"+c.version)
+		time.Sleep(c.after)
+		if _, line := mirror(t, k, "kube-scheduler"); line != c.want {
+			t.Errorf("got %q, want %q", line, c.want)
+		}
+		reconfigure(t, machine, "kube-scheduler:"+c.version, "kube-scheduler:v1.35.4")
+		time.Sleep(time.Minute)
+		_, line := mirror(t, k, "kube-scheduler")
+		must.Not(t, line != "kube-scheduler:v1.35.4 config 3 ready True", "mended: %q", line)
 	})
 }
 
@@ -386,8 +378,7 @@ func webOn(t *testing.T, lab *sim.Lab, node string) int {
 }
 
 func TestNodeDrainsItselfForAnUpgrade(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		lab := start(t, sim.Options{}, true)
 		cp, wk := machineClient(t, lab, "cp1"), machineClient(t, lab, "wk1")
 		time.Sleep(time.Minute)
@@ -412,8 +403,7 @@ func TestNodeDrainsItselfForAnUpgrade(t *testing.T) {
 }
 
 func TestPullByDigest(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		lab := start(t, sim.Options{}, true)
 		cp, wk := machineClient(t, lab, "cp1"), machineClient(t, lab, "wk1")
 		tagged := installer(t, cp)
@@ -507,8 +497,7 @@ func TestEtcdIsThereFromTheStart(t *testing.T) {
 	for n := 1; n <= 5; n++ {
 		for _, onData := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%d onData=%t", n, onData), func(t *testing.T) {
-				t.Parallel()
-				synctest.Test(t, func(t *testing.T) {
+				must.Bubble(t, func(t *testing.T) {
 					lab := start(t, sim.Options{ControlPlanes: n, Workers: 1, EtcdOnData: onData}, true)
 					must.Equal(t, "members", strings.Join([]string{"cp1", "cp2", "cp3", "cp4", "cp5"}[:n], " "), memberNames(lab))
 					wantDisks := 1
@@ -525,8 +514,7 @@ func TestEtcdIsThereFromTheStart(t *testing.T) {
 }
 
 func TestEtcdDataOnAPersistentDiskIsProtected(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		lab := start(t, sim.Options{ControlPlanes: 3, Workers: 1, EtcdOnData: true}, true)
 		before := lab.Disks()
 		must.Do(t, lab.World.PowerOff(9003))
@@ -547,8 +535,7 @@ func TestEtcdDataOnAPersistentDiskIsProtected(t *testing.T) {
 }
 
 func TestTheKubernetesAPINeedsControlPlanesAndEtcd(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		lab := start(t, sim.Options{ControlPlanes: 3, Workers: 1}, false)
 		c := kubernetesClient(t, lab)
 		list := func() error {
@@ -587,8 +574,7 @@ func TestTheKubernetesAPINeedsControlPlanesAndEtcd(t *testing.T) {
 }
 
 func TestBreakEtcd(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		lab := start(t, sim.Options{Workers: 1}, true)
 		c := kubernetesClient(t, lab)
 		must.Equal(t, "a worker has no etcd", false, lab.BreakEtcd("wk1", talosapi.EtcdFault{Down: true}) == nil)
@@ -601,8 +587,7 @@ func TestBreakEtcd(t *testing.T) {
 
 // TestRaftIndex: each write to Kubernetes is an entry of raft's log, which every member has.
 func TestRaftIndex(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		lab := start(t, sim.Options{ControlPlanes: 3, Workers: sim.None}, true)
 		time.Sleep(time.Minute)
 		index := func() (all uint64) {

@@ -4,7 +4,6 @@ import (
 	"regexp"
 	"strings"
 	"testing"
-	"testing/synctest"
 
 	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/sim/world"
@@ -31,8 +30,7 @@ func qmWorld(t *testing.T) Shell {
 var meta = regexp.MustCompile(`meta: .*\n`)
 
 func TestQm(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		s := qmWorld(t)
 		const stray = "VM 100 add unreferenced volume 'fast:100/vm-100-disk-1.raw' as 'unused0' to config"
 		for _, c := range []struct{ line, want string }{
@@ -82,8 +80,7 @@ func TestQmRefuses(t *testing.T) {
 		"rm -rf /":                                 "rm: command not found",
 	} {
 		t.Run(line, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
+			must.Bubble(t, func(t *testing.T) {
 				_, err := qmWorld(t).Run(strings.Fields(line))
 				if err == nil {
 					t.Fatal("it did something")

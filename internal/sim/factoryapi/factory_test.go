@@ -473,8 +473,7 @@ func inSigningLab(t *testing.T, signing factoryapi.Signing, test func(*testing.T
 // inLabWith is inLab with other options of the factory.
 func inLabWith(t *testing.T, set func(*factoryapi.Options), test func(*testing.T, *lab)) {
 	t.Helper()
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		rec := record.New()
 		registry := factoryapi.NewRegistry(rec)
 		o := factoryapi.Options{

@@ -34,10 +34,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/apimachinery/pkg/watch"
-	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/recast-sh/recast/internal/sim/kubeapi"
@@ -71,27 +69,25 @@ func TestWebhookDeniesAsTheServerSays(t *testing.T) {
 		want   string
 		code   int32
 	}
-	must.Each(t, map[string]row{
+	must.Bubbles(t, map[string]row{
 		"with a code and words": {metav1.Status{Code: http.StatusForbidden, Message: "not now"}, `admission webhook "w.example.com" denied the request: not now`, http.StatusForbidden},
 		"without a code":        {metav1.Status{Reason: "Closed"}, `admission webhook "w.example.com" denied the request: Closed`, http.StatusBadRequest},
 		"without a word":        {metav1.Status{}, `admission webhook "w.example.com" denied the request without explanation`, http.StatusBadRequest},
 	}, func(t *testing.T, c row) {
-		synctest.Test(t, func(t *testing.T) {
-			l := newLab(t, "wk1")
-			client := l.client(t, "system:masters")
-			bare(t, client, "default")
-			l.SetWebhook("w.example.com", func(r kubeapi.Request) *metav1.Status {
-				if r != (kubeapi.Request{Verb: "create", Resource: "pods/eviction", Namespace: "default", Name: "bare"}) {
-					return nil
-				}
-				return &c.denied
-			})
-			err := evict(t, client, "default", nil)
-			status, ok := err.(apierrors.APIStatus)
-			must.Not(t, !ok || err.Error() != c.want || status.Status().Code != c.code, "err = %v", err)
-			l.SetWebhook("", nil)
-			must.Do(t, evict(t, client, "default", nil))
+		l := newLab(t, "wk1")
+		client := l.client(t, "system:masters")
+		bare(t, client, "default")
+		l.SetWebhook("w.example.com", func(r kubeapi.Request) *metav1.Status {
+			if r != (kubeapi.Request{Verb: "create", Resource: "pods/eviction", Namespace: "default", Name: "bare"}) {
+				return nil
+			}
+			return &c.denied
 		})
+		err := evict(t, client, "default", nil)
+		status, ok := err.(apierrors.APIStatus)
+		must.Not(t, !ok || err.Error() != c.want || status.Status().Code != c.code, "err = %v", err)
+		l.SetWebhook("", nil)
+		must.Do(t, evict(t, client, "default", nil))
 	})
 }
 
@@ -537,27 +533,25 @@ func TestPatches(t *testing.T) {
 		patch string
 		want  map[string]string
 	}
-	must.Each(t, map[string]row{
+	must.Bubbles(t, map[string]row{
 		"merge":             {types.MergePatchType, `{"data":{"a":null,"c":"3"}}`, map[string]string{"b": "2", "c": "3"}},
 		"strategic":         {types.StrategicMergePatchType, `{"data":{"a":"9"}}`, map[string]string{"a": "9", "b": "2"}},
 		"json":              {types.JSONPatchType, `[{"op":"test","path":"/data/a","value":"1"},{"op":"remove","path":"/data/a"},{"op":"add","path":"/data/x~1y","value":"4"}]`, map[string]string{"b": "2", "x/y": "4"}},
 		"json that fails":   {types.JSONPatchType, `[{"op":"test","path":"/data/a","value":"2"},{"op":"remove","path":"/data/a"}]`, nil},
 		"json into nothing": {types.JSONPatchType, `[{"op":"replace","path":"/nothing/a","value":"2"}]`, nil},
 	}, func(t *testing.T, tc row) {
-		synctest.Test(t, func(t *testing.T) {
-			maps := newLab(t).client(t, "system:masters").CoreV1().ConfigMaps("default")
-			cm := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "x"}, Data: map[string]string{"a": "1", "b": "2"}}
-			must.Get(maps.Create(t.Context(), cm, metav1.CreateOptions{}))(t)
-			got, err := maps.Patch(t.Context(), "x", tc.kind, []byte(tc.patch), metav1.PatchOptions{})
-			if tc.want == nil {
-				if known := apierrors.APIStatus(nil); !errors.As(err, &known) || known.Status().Code != http.StatusUnprocessableEntity {
-					t.Fatalf("err = %v, want 422", err)
-				}
-				return
+		maps := newLab(t).client(t, "system:masters").CoreV1().ConfigMaps("default")
+		cm := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "x"}, Data: map[string]string{"a": "1", "b": "2"}}
+		must.Get(maps.Create(t.Context(), cm, metav1.CreateOptions{}))(t)
+		got, err := maps.Patch(t.Context(), "x", tc.kind, []byte(tc.patch), metav1.PatchOptions{})
+		if tc.want == nil {
+			if known := apierrors.APIStatus(nil); !errors.As(err, &known) || known.Status().Code != http.StatusUnprocessableEntity {
+				t.Fatalf("err = %v, want 422", err)
 			}
-			must.Do(t, err)
-			must.Equal(t, "data", tc.want, got.Data)
-		})
+			return
+		}
+		must.Do(t, err)
+		must.Equal(t, "data", tc.want, got.Data)
 	})
 }
 
@@ -638,27 +632,6 @@ func TestWatchSeesWhatItSelects(t *testing.T) {
 			must.Equal(t, accept+": events", []watch.EventType{watch.Added, watch.Modified, watch.Deleted}, got)
 			must.Do(t, l.Close())
 		}
-	})
-}
-
-func TestInformer(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		l := newLab(t, "wk1")
-		c := l.client(t, "system:masters")
-		ctx, cancel := context.WithCancel(t.Context())
-		f := informers.NewSharedInformerFactory(c, 0)
-		nodes := f.Core().V1().Nodes()
-		informer := nodes.Informer()
-		f.Start(ctx.Done())
-		if !cache.WaitForCacheSync(ctx.Done(), informer.HasSynced) {
-			t.Fatal("informer did not sync")
-		}
-		time.Sleep(10 * time.Second)
-		n, err := nodes.Lister().Get("wk1")
-		must.Not(t, err != nil || n.Status.NodeInfo.BootID != "boot-1-wk1" || len(n.Spec.Taints) != 0,
-			"informer's node = %+v, %v", n, err)
-		cancel()
-		f.Shutdown()
 	})
 }
 

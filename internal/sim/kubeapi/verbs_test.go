@@ -200,24 +200,22 @@ func TestCustomResourcesKeepTheirHalvesApart(t *testing.T) {
 		status bool
 		want   []life // created, main part patched, status patched or whole updated
 	}
-	must.Each(t, map[string]row{
+	must.Bubbles(t, map[string]row{
 		"status subresource": {true, []life{{1, "", 1}, {2, "", 2}, {2, "Ready", 2}}},
 		"one piece":          {false, []life{{1, "Made", 1}, {2, "Odd", 2}, {2, "Ready", 2}}},
 	}, func(t *testing.T, tc row) {
-		synctest.Test(t, func(t *testing.T) {
-			c := newLab(t).widgets(t, tc.status)
-			w, err := c.Create(t.Context(), widget("a", 1), metav1.CreateOptions{})
-			got := []life{lifeOf(t, w, err)}
-			w, err = c.Patch(t.Context(), "a", types.MergePatchType, []byte(`{"spec":{"size":2},"status":{"phase":"Odd"}}`), metav1.PatchOptions{})
-			got = append(got, lifeOf(t, w, err))
-			var sub []string
-			if tc.status {
-				sub = []string{"status"}
-			}
-			w, err = c.Patch(t.Context(), "a", types.MergePatchType, []byte(`{"status":{"phase":"Ready"}}`), metav1.PatchOptions{}, sub...)
-			got = append(got, lifeOf(t, w, err))
-			must.Equal(t, "got", tc.want, got)
-		})
+		c := newLab(t).widgets(t, tc.status)
+		w, err := c.Create(t.Context(), widget("a", 1), metav1.CreateOptions{})
+		got := []life{lifeOf(t, w, err)}
+		w, err = c.Patch(t.Context(), "a", types.MergePatchType, []byte(`{"spec":{"size":2},"status":{"phase":"Odd"}}`), metav1.PatchOptions{})
+		got = append(got, lifeOf(t, w, err))
+		var sub []string
+		if tc.status {
+			sub = []string{"status"}
+		}
+		w, err = c.Patch(t.Context(), "a", types.MergePatchType, []byte(`{"status":{"phase":"Ready"}}`), metav1.PatchOptions{}, sub...)
+		got = append(got, lifeOf(t, w, err))
+		must.Equal(t, "got", tc.want, got)
 	})
 }
 
@@ -609,46 +607,43 @@ func TestLonghornEvicts(t *testing.T) {
 		wk1, wk2 *unstructured.Unstructured
 		volumes  []string // with replicas on wk1 in the end
 	}
-	must.Each(t, map[string]row{
+	must.Bubbles(t, map[string]row{
 		"nobody asked":           {longhornNode("wk1", false, "a-r-1"), longhornNode("wk2", false), []string{"a-r"}},
 		"another node":           {longhornNode("wk1", true, "a-r-1", "b-r-1"), longhornNode("wk2", false), nil},
 		"one that has a replica": {longhornNode("wk1", true, "a-r-1", "b-r-1"), longhornNode("wk2", false, "b-r-2"), []string{"b-r"}},
 		"one that is evicted":    {longhornNode("wk1", true, "a-r-1"), longhornNode("wk2", true), []string{"a-r"}},
 		"no machine of it":       {longhornNode("wk1", true, "a-r-1"), longhornNode("wk9", false), []string{"a-r"}},
 	}, func(t *testing.T, tc row) {
-		synctest.Test(t, func(t *testing.T) {
-			l := newLab(t, "wk1", "wk2")
-			l.Define(longhornNodes)
-			for _, n := range []*unstructured.Unstructured{tc.wk1, tc.wk2} {
-				must.Get(l.Store().Create(t.Context(), longhornNodes.GroupVersionResource, n))(t)
-			}
-			time.Sleep(5 * time.Minute)
-			count, left := 0, []string(nil)
-			objects, _, err := l.Store().List(t.Context(), longhornNodes.GroupVersionResource, "")
-			must.Do(t, err)
-			for _, o := range objects {
-				replicas, _, _ := unstructured.NestedMap(o.(*unstructured.Unstructured).Object, "status", "diskStatus", "default-disk", "scheduledReplica")
-				count += len(replicas)
-				for r := range replicas {
-					if o.GetName() == "wk1" {
-						left = append(left, r[:3])
-					}
+		l := newLab(t, "wk1", "wk2")
+		l.Define(longhornNodes)
+		for _, n := range []*unstructured.Unstructured{tc.wk1, tc.wk2} {
+			must.Get(l.Store().Create(t.Context(), longhornNodes.GroupVersionResource, n))(t)
+		}
+		time.Sleep(5 * time.Minute)
+		count, left := 0, []string(nil)
+		objects, _, err := l.Store().List(t.Context(), longhornNodes.GroupVersionResource, "")
+		must.Do(t, err)
+		for _, o := range objects {
+			replicas, _, _ := unstructured.NestedMap(o.(*unstructured.Unstructured).Object, "status", "diskStatus", "default-disk", "scheduledReplica")
+			count += len(replicas)
+			for r := range replicas {
+				if o.GetName() == "wk1" {
+					left = append(left, r[:3])
 				}
 			}
-			slices.Sort(left)
-			before, _, _ := unstructured.NestedMap(tc.wk1.Object, "status", "diskStatus", "default-disk", "scheduledReplica")
-			others, _, _ := unstructured.NestedMap(tc.wk2.Object, "status", "diskStatus", "default-disk", "scheduledReplica")
-			if diff := cmp.Diff(tc.volumes, left); diff != "" || count != len(before)+len(others) {
-				t.Errorf("%d replicas in all; on wk1 (-want +got):\n%s", count, diff)
-			}
-		})
+		}
+		slices.Sort(left)
+		before, _, _ := unstructured.NestedMap(tc.wk1.Object, "status", "diskStatus", "default-disk", "scheduledReplica")
+		others, _, _ := unstructured.NestedMap(tc.wk2.Object, "status", "diskStatus", "default-disk", "scheduledReplica")
+		if diff := cmp.Diff(tc.volumes, left); diff != "" || count != len(before)+len(others) {
+			t.Errorf("%d replicas in all; on wk1 (-want +got):\n%s", count, diff)
+		}
 	})
 }
 
 // Load restores exactly the dumped objects; a new cluster has the bootstrap objects.
 func TestDumpAndLoad(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		l := newLab(t, "wk1")
 		ctx, s, r := t.Context(), l.Store(), widgets(false)
 		l.Define(r)

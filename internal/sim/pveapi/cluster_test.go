@@ -418,8 +418,7 @@ func TestLUNs(t *testing.T) {
 
 // TestContentOfOthers: images of VMs that the user may not see are not listed, nor are ISOs in a VM's listing.
 func TestContentOfOthers(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		l := newLab(t)
 		l.world.AddRole("Look", "Datastore.Audit", "VM.Config.Disk")
 		l.world.Grant(world.ACL{Path: "/storage", Who: tokenID, Role: "Look", Propagate: true})

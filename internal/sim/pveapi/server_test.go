@@ -17,18 +17,14 @@ import (
 	"net"
 	"net/http"
 	"net/url"
-	"os"
-	"path/filepath"
 	"runtime"
 	"slices"
 	"strconv"
 	"strings"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	proxmox "github.com/luthermonson/go-proxmox"
 
 	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/sim/network"
@@ -249,8 +245,7 @@ func itoa(n int) string { return strconv.Itoa(n) }
 
 func inLab(t *testing.T, run func(*testing.T, *lab)) {
 	t.Helper()
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) { run(t, newLab(t, talosRole()...)) })
+	must.Bubble(t, func(t *testing.T) { run(t, newLab(t, talosRole()...)) })
 }
 
 // inEachLab runs each row of a table in a lab of its own, all at the same time.
@@ -265,8 +260,7 @@ func inEachLab[T any](t *testing.T, rows map[string]T, run func(*testing.T, *lab
 const vm = "/nodes/pve1/qemu/9011"
 
 func TestPermissionsOfPoolAndPath(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		l := newLab(t)
 		l.world.AddRole("Look", "VM.Audit")
 		l.world.Grant(world.ACL{Path: "/pool/talos", Who: tokenID, Role: "Look", Propagate: true})
@@ -348,51 +342,6 @@ func TestReads(t *testing.T) {
 		l.world.AddPool("talos")
 		l.world.AddHA(world.HAResource{SID: "vm:9011", State: "started", Group: "g"})
 		same(t, reply{Status: "200 OK", Data: test.want}, l.do("GET", test.path))
-	})
-}
-
-// waits waits for a task of go-proxmox, which must succeed.
-func waits(t *testing.T) func(task *proxmox.Task, err error) {
-	return func(task *proxmox.Task, err error) {
-		t.Helper()
-		must.Do(t, err)
-		must.Do(t, task.Wait(t.Context(), time.Second, time.Minute))
-		if !task.IsSuccessful {
-			t.Fatalf("task %s: %s", task.UPID, task.ExitStatus)
-		}
-	}
-}
-
-// TestGoProxmox takes a VM through its life with the go-proxmox client library.
-func TestGoProxmox(t *testing.T) {
-	inLab(t, func(t *testing.T, l *lab) {
-		ctx := t.Context()
-		client := proxmox.NewClient(base, proxmox.WithHTTPClient(l.client), proxmox.WithAPIToken(tokenID, secret))
-		version := must.Get(client.Version(ctx))(t)
-		same(t, "9.2", version.Release)
-		nodes := must.Get(client.Nodes(ctx))(t)
-		same(t, 2, len(nodes))
-		cluster := must.Get(client.Cluster(ctx))(t)
-		same(t, 1, cluster.Quorate)
-		node := must.Get(client.Node(ctx, "pve1"))(t)
-		wait := waits(t)
-		wait(node.NewVirtualMachine(ctx, 9012,
-			proxmox.VirtualMachineOption{Name: "name", Value: "wk2"},
-			proxmox.VirtualMachineOption{Name: "cores", Value: 4},
-			proxmox.VirtualMachineOption{Name: "scsi0", Value: "thin:8,serial=s"}))
-		vm := must.Get(node.VirtualMachine(ctx, 9012))(t)
-		same(t, []any{"wk2", 4, "thin:vm-9012-disk-0,serial=s,size=8G"}, []any{vm.Name, vm.CPUs, vm.VirtualMachineConfig.SCSIs["scsi0"]})
-		wait(vm.Start(ctx))
-		must.Do(t, vm.Ping(ctx))
-		same(t, []any{"running", "running"}, []any{vm.Status, vm.QMPStatus})
-		wait(vm.Stop(ctx))
-		wait(vm.ResizeDisk(ctx, "scsi0", "+2G"))
-		wait(vm.Config(ctx, proxmox.VirtualMachineOption{Name: "onboot", Value: true}))
-		storage := must.Get(node.Storage(ctx, "thin"))(t)
-		content := must.Get(storage.GetContent(ctx))(t)
-		must.Not(t, len(content) != 1 || content[0].Size != 10<<30 || content[0].VMID != 9012, "content %+v", content)
-		wait(vm.Delete(ctx, nil))
-		must.Equal(t, "the disk is still there", false, l.world.Media("thin:vm-9012-disk-0", "pve1") != nil)
 	})
 }
 
@@ -725,8 +674,7 @@ func (l *lab) noAnswer(path, contentType string, body io.Reader, size int64) {
 
 // TestUploadWithoutRights: a large file that is refused ends the connection without an answer.
 func TestUploadWithoutRights(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		l := newLab(t)
 		l.noAnswer(upload, "multipart/form-data; boundary=B", io.LimitReader(zeros{}, 1<<20), 1<<20)
 	})
@@ -764,26 +712,5 @@ func TestLargeUpload(t *testing.T) {
 		taskOK(t, l.ended(tasks[0].UPID))
 		m := l.world.Media("isos:iso/large.iso", "pve1")
 		must.Not(t, m == nil || m.Size() != size, "%v", m)
-	})
-}
-
-// TestGoProxmoxWithPassword: go-proxmox logs in, changes a VM and uploads.
-func TestGoProxmoxWithPassword(t *testing.T) {
-	inLab(t, func(t *testing.T, l *lab) {
-		ctx := t.Context()
-		l.world.SetPassword("recast@pve", "correct-horse")
-		client := proxmox.NewClient(base, proxmox.WithHTTPClient(l.client), proxmox.WithCredentials(&proxmox.Credentials{Username: "recast@pve", Password: "correct-horse"}))
-		node := must.Get(client.Node(ctx, "pve1"))(t)
-		wait := waits(t)
-		vm := must.Get(node.VirtualMachine(ctx, 9011))(t)
-		wait(vm.Config(ctx, proxmox.VirtualMachineOption{Name: "onboot", Value: true}))
-		storage := must.Get(node.Storage(ctx, "isos"))(t)
-		name := filepath.Join(t.TempDir(), "theirs.iso")
-		must.Do(t, os.WriteFile(name, []byte("their bytes"), 0o600))
-		wait(storage.Upload("iso", name))
-		m := l.world.Media("isos:iso/theirs.iso", "pve1")
-		must.Not(t, m == nil || string(m.Bytes()) != "their bytes", "stored %v", m)
-		refused := proxmox.NewClient(base, proxmox.WithHTTPClient(l.client), proxmox.WithCredentials(&proxmox.Credentials{Username: "recast@pve", Password: "wrong"}))
-		must.FailIs(t, must.Err(refused.Version(ctx)), proxmox.ErrNotAuthorized)
 	})
 }

@@ -230,8 +230,7 @@ func (c *clock) Shutdown()                           {}
 func (c *clock) Kill()                               { c.killed++ }
 
 func TestReset(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		c := &clock{}
 		w := world.New(world.Options{Speed: 10})
 		w.AddHost("pve1")
@@ -328,7 +327,7 @@ func TestPermissions(t *testing.T) {
 		path string
 		want map[string]bool
 	}
-	must.Each(t, map[string]row{
+	must.Bubbles(t, map[string]row{
 		"nothing":                                 {nil, "/vms", map[string]bool{}},
 		"a token has not what its user has":       {[]world.ACL{admin}, "/vms", map[string]bool{}},
 		"nor what its user has not":               {[]world.ACL{at("/", token, "Look", true)}, "/vms", map[string]bool{}},
@@ -348,20 +347,18 @@ func TestPermissions(t *testing.T) {
 		"NoAccess on the pool":                    {[]world.ACL{admin, at("/pool/talos", token, world.NoAccess, true), at("/vms", token, "Look", true)}, "/vms/100", map[string]bool{}},
 		"a pool does not help NoAccess":           {[]world.ACL{admin, at("/pool/talos", token, "Work", true), at("/vms", token, world.NoAccess, true)}, "/vms/100", map[string]bool{}},
 	}, func(t *testing.T, tc row) {
-		synctest.Test(t, func(t *testing.T) {
-			w := pooled(t)
-			defer w.Close()
-			w.AddRole("Look", "VM.Audit")
-			w.AddRole("Work", "VM.PowerMgmt")
-			w.AddToken(world.Token{ID: token, Privsep: true})
-			for _, a := range tc.acls {
-				w.Grant(a)
-			}
-			must.Equal(t, "Permissions", tc.want, w.Permissions(token, tc.path))
-			if listed, found := w.EffectivePermissions(token)[tc.path]; found && len(tc.want) == 0 {
-				t.Errorf("the list of all has %s, where nothing is held: %v", tc.path, listed)
-			}
-		})
+		w := pooled(t)
+		defer w.Close()
+		w.AddRole("Look", "VM.Audit")
+		w.AddRole("Work", "VM.PowerMgmt")
+		w.AddToken(world.Token{ID: token, Privsep: true})
+		for _, a := range tc.acls {
+			w.Grant(a)
+		}
+		must.Equal(t, "Permissions", tc.want, w.Permissions(token, tc.path))
+		if listed, found := w.EffectivePermissions(token)[tc.path]; found && len(tc.want) == 0 {
+			t.Errorf("the list of all has %s, where nothing is held: %v", tc.path, listed)
+		}
 	})
 }
 
@@ -399,8 +396,7 @@ func TestTokensOfUsers(t *testing.T) {
 }
 
 func TestRegisteredTags(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		const user = "a@pve"
 		w := pooled(t)
 		defer w.Close()
@@ -438,8 +434,7 @@ func TestFreeingAMissingVolume(t *testing.T) {
 	t.Parallel()
 	for kind, forgiven := range map[string]bool{"dir": true, "lvmthin": true, "zfspool": true, "lvm": false, "rbd": false} {
 		t.Run(kind, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
+			must.Bubble(t, func(t *testing.T) {
 				w := world.New(world.Options{})
 				defer w.Close()
 				w.AddHost("pve1")
