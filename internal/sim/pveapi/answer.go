@@ -320,12 +320,8 @@ func taskRoutes() []route {
 	}
 }
 
-// ownsTask reports whether a task is the caller's own: a token owns its tasks; a user also owns the tasks of all
-// their tokens (Tasks.pm).
-func (c *call) ownsTask(t world.Task) bool {
-	owner, _, _ := strings.Cut(t.User, "!")
-	return c.user == t.User || c.user == owner
-}
+// ownsTask reports whether a task is the caller's own: a token owns its tasks (Tasks.pm).
+func (c *call) ownsTask(t world.Task) bool { return c.user == t.User }
 
 // seesTask reports whether the caller owns a task or may see its host.
 func (c *call) seesTask(t world.Task) bool {
