@@ -37,18 +37,17 @@ var allocatePool = []demand{{"/pool/{poolid}", []string{"Pool.Allocate"}}}
 
 func createPool(c *call) (any, error) { return nil, c.CreatePool(c.params["poolid"]) }
 
-// updatePool adds VMs to a pool, or takes them out. No storage of the lab is in a pool.
+// updatePool adds VMs to a pool. No storage of the lab is in a pool.
 func updatePool(c *call) (any, error) {
+	if c.flag("delete") {
+		return nil, unsupported("taking VMs out of a pool")
+	}
 	for _, id := range list(c.params["vms"]) {
 		n, err := strconv.Atoi(id)
 		if err != nil {
 			return nil, world.BadParam("vms", "value '%s' does not look like a valid VM ID", id)
 		}
-		change := func() error { return c.JoinPool(c.user, n, c.params["poolid"], c.flag("allow-move")) }
-		if c.flag("delete") {
-			change = func() error { return c.LeavePool(c.user, n, c.params["poolid"]) }
-		}
-		if err := change(); err != nil {
+		if err := c.JoinPool(c.user, n, c.params["poolid"], c.flag("allow-move")); err != nil {
 			return nil, err
 		}
 	}

@@ -1,7 +1,6 @@
 package pveapi
 
 import (
-	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
@@ -111,30 +110,4 @@ func (r route) mistypes(p apidoc.Parameter) (problems []string) {
 		problems = append(problems, fmt.Sprintf("%s is within %v, in the schema within %v", p.Name, within, want))
 	}
 	return problems
-}
-
-// TestEncode compares with encoding/json.
-func TestEncode(t *testing.T) {
-	t.Parallel()
-	for _, data := range []any{
-		nil, "", "plain", "a \"quoted\" <b> & \\ \u2028 \n ü \x7f", 0, -7, int64(1) << 60, true, 0.05,
-		[]string{"a", "b"},
-		[]object(nil),
-		[]object{},
-		object(nil),
-		object{},
-		object{"b": 1, "a": "x", "c": object{"<": nil}, "d": []object{{"z": false}, {}}, "e": []any{1, "two"}, "f": map[string]string{"k": "v"}, "g": 1e21},
-		map[string]int{"x": 1},
-		json.RawMessage(`{"raw":1}`),
-		[]any{object{"a": 1}},
-	} {
-		for _, total := range []int{0, 3} {
-			a := answer{Data: data, Total: total}
-			want, err := json.Marshal(a)
-			must.Do(t, err)
-			got, err := a.encode()
-			must.Equal(t, "got", []any{nil, string(want)}, []any{err, string(got)})
-		}
-	}
-	must.Not(t, must.Err((answer{Data: object{"f": func() {}}}).encode()) == nil, "a function can be written")
 }

@@ -1,7 +1,6 @@
 package world
 
 import (
-	"archive/tar"
 	"bytes"
 	"cmp"
 	"errors"
@@ -749,30 +748,11 @@ func (e endless) ReadAt(p []byte, off int64) (int, error) {
 // checkImage makes the check of a file that becomes content "import" (upload and download_url in
 // API2/Storage/Status.pm). ISOs are checked too, but any bytes pass.
 func checkImage(content, filename, tmp string, m *Media) error {
-	format := strings.TrimPrefix(path.Ext(filename), ".")
-	switch {
-	case content != importKind:
+	if content != importKind {
 		return nil
-	case format == "ova":
-		return checkOVA(tmp, m)
 	}
-	_, err := openImage(tmp, format, m)
+	_, err := openImage(tmp, strings.TrimPrefix(path.Ext(filename), "."), m)
 	return err
-}
-
-// checkOVA does the work of assert_ova_contents of API2/Storage/Status.pm.
-func checkOVA(tmp string, m *Media) error {
-	for t := tar.NewReader(m.Open()); ; {
-		h, err := t.Next()
-		switch {
-		case errors.Is(err, io.EOF):
-			return failf("ova archive has no .ovf file inside")
-		case err != nil:
-			return failf("command 'tar -t -f %s' failed: exit code 2", tmp)
-		case strings.HasSuffix(h.Name, ".ovf"):
-			return nil
-		}
-	}
 }
 
 // checkSource checks the permission to copy a volume, and that the volume can be copied ($check_storage_access in

@@ -286,51 +286,27 @@ func (w *World) CreatePool(name string) error {
 func (w *World) JoinPool(user string, id int, pool string, move bool) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	vm, err := w.inPools(user, id, pool)
-	switch {
-	case err != nil:
-		return err
-	case vm.pool == pool:
-		return failf(poolsFailed+"VM %d is already a pool member", id)
-	case vm.pool != "" && !move:
-		return failf(poolsFailed+"VM %d belongs already to pool '%s'", id, vm.pool)
-	}
-	vm.pool = pool
-	return nil
-}
-
-// LeavePool takes a VM out of a pool.
-func (w *World) LeavePool(user string, id int, pool string) error {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	vm, err := w.inPools(user, id, pool)
-	switch {
-	case err != nil:
-		return err
-	case vm.pool != pool:
-		return failf(poolsFailed+"VM %d is not a pool member", id)
-	}
-	vm.pool = ""
-	return nil
-}
-
-const poolsFailed = "update pools failed: "
-
-// inPools returns a VM whose pool the user may change; mu must be held.
-func (w *World) inPools(user string, id int, pool string) (*vm, error) {
+	const failed = "update pools failed: "
 	switch {
 	case !w.hasQuorum():
-		return nil, failf(poolsFailed + "cfs-lock 'file-user_cfg' error: no quorum!")
+		return failf(failed + "cfs-lock 'file-user_cfg' error: no quorum!")
 	case !w.pools[pool]:
-		return nil, failf(poolsFailed+"pool '%s' does not exist", pool)
+		return failf(failed+"pool '%s' does not exist", pool)
 	}
 	if err := w.check(user, vmPath(id), "Permissions.Modify", "VM.Allocate"); err != nil { // check_perm_modify of RPCEnvironment.pm
-		return nil, err
+		return err
 	}
-	if w.vms[id] == nil {
-		return nil, failf(poolsFailed+"VM %d does not exist", id)
+	switch vm := w.vms[id]; {
+	case vm == nil:
+		return failf(failed+"VM %d does not exist", id)
+	case vm.pool == pool:
+		return failf(failed+"VM %d is already a pool member", id)
+	case vm.pool != "" && !move:
+		return failf(failed+"VM %d belongs already to pool '%s'", id, vm.pool)
+	default:
+		vm.pool = pool
+		return nil
 	}
-	return w.vms[id], nil
 }
 
 // statusRound is how often a host's pvestatd reports its VMs to the cluster.
