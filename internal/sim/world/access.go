@@ -41,8 +41,7 @@ func (w *World) AddToken(t Token) { w.setAccess(func() { w.tokens[t.ID] = t }) }
 
 // ExpireToken sets whether a token has expired.
 func (w *World) ExpireToken(id string, over bool) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	if t, ok := w.tokens[id]; ok {
 		t.Expired = over
 		w.tokens[id] = t
@@ -63,8 +62,7 @@ func (w *World) Revoke(a ACL) {
 
 // ACLs lists the access control list by path and user.
 func (w *World) ACLs() []ACL {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	return slices.SortedFunc(slices.Values(w.acls), func(a, b ACL) int {
 		return strings.Compare(a.Path+" "+a.Who+" "+a.Role, b.Path+" "+b.Who+" "+b.Role)
 	})
@@ -86,8 +84,7 @@ func (w *World) Permissions(user, path string) map[string]bool {
 // paths, the paths in the tree of the access control list and the members of pools. Paths where user holds no
 // privilege are left out (pve-access-control, RPCEnvironment.pm, get_effective_permissions).
 func (w *World) EffectivePermissions(user string) map[string]map[string]bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	paths := []string{"/", "/access", "/access/groups", "/nodes", "/pool", "/sdn", "/storage", "/vms"}
 	for _, a := range w.acls {
 		for at := a.Path; at != "/"; at = parent(at) {
@@ -261,8 +258,7 @@ func (w *World) Role(name string) []string {
 }
 
 func (w *World) HasRole(name string) bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	_, found := w.roles[name]
 	return found || name == Administrator || name == NoAccess
 }
@@ -272,8 +268,7 @@ func (w *World) DeleteRole(name string) { w.setAccess(func() { delete(w.roles, n
 
 // VerifyToken says what is wrong with an API token, in the order of AccessControl.pm.
 func (w *World) VerifyToken(id, secret string) error {
-	w.mu.Look()
-	defer w.mu.Unlock()
+	defer w.mu.looking()()
 	user, name, _ := strings.Cut(id, "!")
 	t, ok := w.tokens[id]
 	switch {
@@ -610,8 +605,7 @@ func (w *World) TagAccess() TagAccess { return look(w, func() TagAccess { return
 // AllowedTags lists the known tags that user may set: the tags of the VMs that user may see, without the privileged
 // tags (pve-guest-common, GuestHelpers.pm, get_allowed_tags).
 func (w *World) AllowedTags(user string) []string {
-	w.mu.Look()
-	defer w.mu.Unlock()
+	defer w.mu.looking()()
 	list := slices.AppendSeq([]string{}, maps.Keys(w.allowedTags(user))) // an empty list, not null
 	slices.Sort(list)
 	return list

@@ -41,8 +41,7 @@ func (w *World) SetConfig(user, host string, r ChangeRequest) error {
 	if err := w.delay(takes, nil); err != nil {
 		return err
 	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	if w.down[host] || w.crashes[host] != crash {
 		return failf("host %s went down meanwhile", host) // no client gets this answer
 	}
@@ -56,8 +55,7 @@ func (w *World) SetConfigTask(user, host string, r ChangeRequest) (string, error
 	if err := w.checkEarly(user, host, &r); err != nil {
 		return "", err
 	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	if w.closed {
 		return "", ErrClosed
 	}
@@ -70,8 +68,7 @@ func (w *World) SetConfigTask(user, host string, r ChangeRequest) (string, error
 		if err := t.begin(taskTime + takes); err != nil {
 			return err
 		}
-		w.mu.Lock()
-		defer w.mu.Unlock()
+		defer w.mu.changing()()
 		for _, key := range r.Delete {
 			if !w.vms[r.ID].has(key) {
 				t.logf("cannot delete '%s' - not set in current configuration!", key)
@@ -85,8 +82,7 @@ func (w *World) checkEarly(user, host string, r *ChangeRequest) error {
 	if err := w.checkRequest(user, r); err != nil {
 		return err
 	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	_, err := w.checkChange(host, *r)
 	return err
 }
@@ -98,8 +94,7 @@ func (w *World) lockChange(host string, r ChangeRequest) (unlock func(), takes t
 	if err != nil {
 		return nil, 0, err
 	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	v, err := w.checkChange(host, r)
 	if err != nil {
 		unlock()
@@ -133,8 +128,7 @@ func anyConfigPrivilege() []string {
 
 // checkRequest makes the checks before the lock, and normalizes the values as Proxmox does.
 func (w *World) checkRequest(user string, r *ChangeRequest) error {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	if err := w.check(user, vmPath(r.ID), anyConfigPrivilege()...); err != nil {
 		return err
 	}
@@ -823,8 +817,7 @@ type Spool struct {
 
 // NewSpool makes a file in /var/tmp of a host, on the host's root disk.
 func (w *World) NewSpool(host string) *Spool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	w.lastPID++
 	name := fmt.Sprintf("/var/tmp/pveupload-%x", md5.Sum(fmt.Append(nil, host, w.lastPID)))
 	return &Spool{Name: name, media: NewMedia(nil), room: func(more int64) bool { return w.takeRoot(host, more) }}

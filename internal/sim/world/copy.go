@@ -14,8 +14,7 @@ import (
 
 // MakeTemplate turns a VM into a template, in a task: its disks become base volumes of linked clones.
 func (w *World) MakeTemplate(user, host string, id int) (string, error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	if err := w.check(user, vmPath(id), "VM.Allocate"); err != nil {
 		return "", err
 	}
@@ -94,8 +93,7 @@ type CloneRequest struct {
 
 // Clone makes a copy of a VM, in a task: with copies of the VM's disks, or with disks based on the template's.
 func (w *World) Clone(user, host string, r CloneRequest) (string, error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	rights := firstError(w.check(user, vmPath(r.ID), "VM.Clone"), w.checkVM(user, r.NewID, r.Pool, "VM.Allocate"))
 	if err := firstError(rights, w.checkClone(user, host, r)); err != nil {
 		return "", err
@@ -230,8 +228,7 @@ type Snapshot struct {
 
 // AddSnapshot adds a snapshot of a VM's configuration, without disk content.
 func (w *World) AddSnapshot(id int, s Snapshot) error {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	v, ok := w.vms[id]
 	if !ok {
 		return fmt.Errorf("add snapshot %s: no VM %d", s.Name, id)
@@ -266,8 +263,7 @@ func (w *World) snapshot(v *vm, s Snapshot) error {
 
 // DeleteSnapshot removes a snapshot of a VM; its children get its parent.
 func (w *World) DeleteSnapshot(id int, name string) error {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	v, ok := w.vms[id]
 	if !ok {
 		return fmt.Errorf("delete snapshot %s: no VM %d", name, id)
@@ -344,8 +340,7 @@ type SnapshotRequest struct {
 }
 
 func (w *World) CreateSnapshot(user, host string, r SnapshotRequest) (string, error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	if err := w.check(user, vmPath(r.ID), "VM.Snapshot"); err != nil {
 		return "", err
 	}
@@ -387,8 +382,7 @@ func (w *World) checkSnapshot(v *vm, name string) error {
 }
 
 func (w *World) RemoveSnapshot(user, host string, id int, name string) (string, error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	if err := w.check(user, vmPath(id), "VM.Snapshot"); err != nil {
 		return "", err
 	}
@@ -403,8 +397,7 @@ func (w *World) RemoveSnapshot(user, host string, id int, name string) (string, 
 // StartBackup backs up VMs, one after the other, in a task that takes that long for each VM and keeps nothing. Like
 // vzdump of several VMs, a task for several VMs names none of them.
 func (w *World) StartBackup(user, host string, takes time.Duration, vmids ...int) (upid string) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	id := ""
 	if len(vmids) == 1 {
 		id = strconv.Itoa(vmids[0])
@@ -436,8 +429,7 @@ func (b *backup) vm(vmid int) error {
 	}
 	err := b.archive(vmid)
 	w := b.w
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	if v := w.vms[vmid]; v != nil && !b.t.killed {
 		delete(v.config, "lock")
 	}
@@ -451,8 +443,7 @@ func (b *backup) lock(vmid int) error {
 		return err
 	}
 	defer unlock()
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	if b.t.stopped {
 		return errInterrupted
 	}
@@ -485,8 +476,7 @@ func (b *backup) archive(vmid int) error {
 	}
 	w.mu.Unlock()
 	err := b.t.begin(b.takes)
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	if helper != nil && !b.t.killed {
 		b.t.logf("INFO: stopping kvm after backup task")
 		w.endProcess(v, helper)

@@ -30,8 +30,7 @@ type MoveRequest struct {
 // MoveDisk reassigns a disk to another VM on the same host. It checks everything at once and again in the task.
 func (w *World) MoveDisk(user, host string, r MoveRequest) (string, error) {
 	r.TargetDisk = cmp.Or(r.TargetDisk, r.Disk)
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	const right = "VM.Config.Disk"
 	if err := firstError(w.check(user, vmPath(r.ID), right), w.check(user, vmPath(r.Target), right), w.checkMove(user, host, r)); err != nil {
 		return "", err
@@ -46,8 +45,7 @@ func (w *World) MoveDisk(user, host string, r MoveRequest) (string, error) {
 			return err
 		}
 		defer unlock()
-		w.mu.Lock()
-		defer w.mu.Unlock()
+		defer w.mu.changing()()
 		if err := w.checkMove(user, host, r); err != nil {
 			return err
 		}
@@ -245,8 +243,7 @@ type ResizeRequest struct {
 // Resize grows a disk in a task. The task also makes all checks, except the check of the VM's own permission
 // (API2/Qemu.pm, resize_vm).
 func (w *World) Resize(user, host string, r ResizeRequest) (string, error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	if err := w.check(user, vmPath(r.ID), "VM.Config.Disk"); err != nil {
 		return "", err
 	}
@@ -317,8 +314,7 @@ func (w *World) Rescan(host string, id int, dryRun bool) (lines []string, err er
 		return nil, err
 	}
 	defer unlock()
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	v, err := w.vmOn(host, id)
 	if err != nil {
 		return nil, err
@@ -613,8 +609,7 @@ func (s *storage) parentOf(name string) string {
 // ListsUsed reports whether the content listing of a storage includes allocated sizes, as for directories
 // (list_images in Storage/Plugin.pm).
 func (w *World) ListsUsed(id string) bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	s, ok := w.storages[id]
 	return ok && s.Path() != ""
 }
@@ -848,8 +843,7 @@ type AllocRequest struct {
 
 // AllocDisk makes a disk and returns its volid. The VM need not exist.
 func (w *World) AllocDisk(user, host string, r AllocRequest) (volid string, err error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	if err := w.check(user, "/storage/"+r.Storage, "Datastore.AllocateSpace"); err != nil {
 		return "", err
 	}

@@ -61,8 +61,7 @@ func (w *World) cutPower(host string) []*process {
 // BootHost powers a node on again. When the node is up, it starts the VMs with onboot=1 sequentially, and HA handles
 // its resources.
 func (w *World) BootHost(host string) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	if !w.down[host] {
 		return
 	}
@@ -71,8 +70,7 @@ func (w *World) BootHost(host string) {
 	w.resumeHA()
 	w.spawn(func() {
 		if w.Delay(bootTime) {
-			w.mu.Lock()
-			defer w.mu.Unlock()
+			defer w.mu.changing()()
 			w.startAll(host)
 		}
 	})
@@ -109,8 +107,7 @@ func (w *World) startAll(host string) {
 }
 
 func (w *World) liftBackupLocks(t *task, host string) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	for _, id := range w.vmids() {
 		if v := w.vms[id]; v.host == host && v.config["lock"] == "backup" {
 			delete(v.config, "lock")
@@ -154,8 +151,7 @@ func startupNumber(startup, name string, otherwise int) int {
 
 // onBoot lists the VMs that a host starts by itself, in order. VMs under HA are not among them.
 func (w *World) onBoot(host string) []int {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	ids := slices.DeleteFunc(w.vmids(), func(id int) bool {
 		v := w.vms[id]
 		on, err := strconv.Atoi(v.config["onboot"])
@@ -309,8 +305,7 @@ func (w *World) SetRootDisk(host string, total, used int64) {
 
 // RootDisk returns the size and usage of a host's root disk, including uploads in /var/tmp.
 func (w *World) RootDisk(host string) (total, used int64) {
-	w.mu.Look()
-	defer w.mu.Unlock()
+	defer w.mu.looking()()
 	d := w.root(host)
 	return d.total, d.used
 }
@@ -326,8 +321,7 @@ func (w *World) root(host string) *rootDisk {
 }
 
 func (w *World) takeRoot(host string, more int64) bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	d := w.root(host)
 	if more > 0 && d.used+more > d.total {
 		return false
@@ -385,8 +379,7 @@ var (
 
 // BreakProxy makes a host unreachable for the APIs of all others; nothing else fails. The zero ProxyFailure repairs it.
 func (w *World) BreakProxy(host string, f ProxyFailure) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	if f == (ProxyFailure{}) {
 		delete(w.proxies, host)
 		return
@@ -404,8 +397,7 @@ func (w *World) DaemonRuns(host string) bool {
 
 // ProxyFailure says how requests to a host through another host fail, if they do.
 func (w *World) ProxyFailure(host string) (f ProxyFailure, broken bool) {
-	w.mu.Look()
-	defer w.mu.Unlock()
+	defer w.mu.looking()()
 	if w.down[host] {
 		return NoRouteToHost, true
 	}
@@ -443,8 +435,7 @@ func (w *World) SetCeph(c Ceph) {
 // Ceph returns what the hosts' Ceph reports. Without Ceph, the error is the error of a host on which Ceph is not
 // installed (pve-manager, PVE/Ceph/Tools.pm, check_ceph_installed).
 func (w *World) Ceph() (Ceph, error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	switch {
 	case w.ceph == nil:
 		return Ceph{}, errors.New("binary not installed: /usr/bin/ceph-mon")
@@ -461,8 +452,7 @@ type VNet struct {
 }
 
 func (w *World) AddVNet(v VNet) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	w.vnets = append(w.vnets, v)
 	slices.SortFunc(w.vnets, func(a, b VNet) int { return cmp.Compare(a.Name, b.Name) })
 }
@@ -530,8 +520,7 @@ func (s *haService) state() string {
 
 // AddHA adds a resource that Proxmox HA's manager has seen already.
 func (w *World) AddHA(r HAResource) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	s := &haService{options: maps.Clone(r.Options)}
 	if s.options == nil {
 		s.options = map[string]string{}
@@ -595,8 +584,7 @@ func (w *World) haStatus(vmid int) HAStatus {
 
 // CreateHA puts a VM under HA. The manager sees it in its next round.
 func (w *World) CreateHA(user, sid string, options map[string]string) error {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	if err := firstError(w.check(user, "/", "Sys.Console"), checkHAOptions(options), w.checkQuorum()); err != nil {
 		return err
 	}
@@ -617,8 +605,7 @@ func (w *World) CreateHA(user, sid string, options map[string]string) error {
 
 // ChangeHA changes a resource; a new requested state makes its managers act.
 func (w *World) ChangeHA(user, sid string, set map[string]string, del []string, digest string) error {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	if err := firstError(w.check(user, "/", "Sys.Console"), checkHAOptions(set)); err != nil {
 		return err
 	}
@@ -656,8 +643,7 @@ func (w *World) ChangeHA(user, sid string, set map[string]string, del []string, 
 // manager's next round is started once more. With purge, Proxmox' default, the VM is also removed from rules, and
 // rules without resources are deleted.
 func (w *World) DeleteHA(user, sid string, purge bool) error {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	if err := w.check(user, "/", "Sys.Console"); err != nil {
 		return err
 	}
@@ -679,8 +665,7 @@ func (w *World) DeleteHA(user, sid string, purge bool) error {
 
 // MigrateHA requests the migration of a resource to another host.
 func (w *World) MigrateHA(sid, target string) error {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	sid, err := w.parseSID(sid)
 	switch {
 	case err != nil:
@@ -839,8 +824,7 @@ func (w *World) hostManager(sid string, s *haService) {
 		return
 	}
 	t, _ := w.WaitTask(upid)
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	s.target = ""
 	if t.Type != "qmstart" || t.ExitStatus == "OK" || v.proc != nil {
 		s.failed = 0
@@ -881,8 +865,7 @@ func (w *World) removeHA(sid string) {
 	w.haLeaving[sid] = s
 	w.spawn(func() {
 		w.Delay(clusterRound)
-		w.mu.Lock()
-		defer w.mu.Unlock()
+		defer w.mu.changing()()
 		if w.haLeaving[sid] == s {
 			delete(w.haLeaving, sid)
 		}
@@ -898,8 +881,7 @@ func (w *World) guestEnded(sid string) {
 	}
 	w.spawn(func() {
 		w.Delay(hostRound)
-		w.mu.Lock()
-		defer w.mu.Unlock()
+		defer w.mu.changing()()
 		if v := w.haVM(sid); w.haLeaving[sid] == s && v != nil && v.proc == nil && !w.down[v.host] {
 			w.startVM("root@pam", v.host, v.id)
 		}
@@ -929,8 +911,7 @@ func (w *World) askHA(kind, user, host string, id int, what, command string, app
 		if err := t.begin(taskTime); err != nil {
 			return err
 		}
-		w.mu.Lock()
-		defer w.mu.Unlock()
+		defer w.mu.changing()()
 		t.logf("Requesting HA %s", what)
 		s := w.ha[haSID(id)]
 		if s == nil || s.manager == "error" || !w.hasQuorum() {

@@ -18,8 +18,7 @@ type MigrateRequest struct {
 // Migrate moves a VM to another host: checks at once, the rest in a task. For a VM under
 // HA the task only asks HA (migrate_vm in Qemu.pm).
 func (w *World) Migrate(user, host string, r MigrateRequest) (string, error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	if err := w.check(user, vmPath(r.ID), "VM.Migrate"); err != nil {
 		return "", err
 	}
@@ -133,8 +132,7 @@ const memoryTime = 5 * taskTime
 // prepare does the work of prepare and of the first half of phase1: it locks the configuration.
 func (m *migration) prepare() error {
 	w := m.w
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	v, err := w.vmOn(m.host, m.r.ID)
 	if err != nil {
 		return err
@@ -262,8 +260,7 @@ func (m *migration) copyVolumes() error {
 
 func (m *migration) allocateCopy(l *localVolume) (written int64, err error) {
 	w := m.w
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	s, vol, err := w.volume(l.source, m.host)
 	if err != nil {
 		return 0, err
@@ -283,8 +280,7 @@ func (m *migration) allocateCopy(l *localVolume) (written int64, err error) {
 // abort undoes what was done, unless the worker was killed.
 func (m *migration) abort() {
 	w := m.w
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	if m.t.killed {
 		return
 	}
@@ -322,8 +318,7 @@ func (m *migration) handOver() error {
 	if err := m.t.delay(taskTime / 2); err != nil && m.t.killed {
 		return err
 	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	if v.config["lock"] == "migrate" {
 		return w.edit(v, func() error { delete(v.config, "lock"); return nil })
 	}
@@ -375,8 +370,7 @@ type LocalDisk struct {
 // CheckMigration does the work of migrate_vm_precondition in Qemu.pm. Like that function, it ignores the target, and
 // whether hosts are up.
 func (w *World) CheckMigration(user, host string, id int) (MigrationCheck, error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	if err := firstError(w.check(user, vmPath(id), "VM.Migrate"), w.checkQuorum()); err != nil {
 		return MigrationCheck{}, err
 	}

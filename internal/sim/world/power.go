@@ -46,8 +46,7 @@ func (w *World) PowerOff(id int) error {
 // Start starts a VM in a task. Only the task checks that the VM exists. For a VM under HA the task only asks HA, and
 // ends long before the VM runs.
 func (w *World) Start(user, host string, id int) (string, error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	if err := firstError(w.check(user, vmPath(id), "VM.PowerMgmt"), w.checkQuorum()); err != nil {
 		return "", err
 	}
@@ -76,8 +75,7 @@ func (w *World) startVM(user, host string, id int) (upid string) {
 // Stop stops a VM's process in a task; stopping a stopped VM succeeds. For a VM under HA the task only asks HA, as in
 // Start.
 func (w *World) Stop(user, host string, id int) (string, error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	if err := w.check(user, vmPath(id), "VM.PowerMgmt"); err != nil {
 		return "", err
 	}
@@ -103,8 +101,7 @@ type ShutdownRequest struct {
 
 // Shutdown presses a VM's power button in a task and waits for the guest to power off.
 func (w *World) Shutdown(user, host string, r ShutdownRequest) (string, error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	if err := w.check(user, vmPath(r.ID), "VM.PowerMgmt"); err != nil {
 		return "", err
 	}
@@ -123,8 +120,7 @@ func (w *World) shutdownVM(user, host string, r ShutdownRequest) (upid string) {
 
 // Reset restarts a VM's guest in a task; the process keeps running.
 func (w *World) Reset(user, host string, id int) (string, error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	if err := w.check(user, vmPath(id), "VM.PowerMgmt"); err != nil {
 		return "", err
 	}
@@ -157,8 +153,7 @@ func (w *World) lockedTask(kind, user, host string, id int, act func(*task) erro
 // act with mu held; act may release it meanwhile.
 func (w *World) vmTask(kind, user, host string, id int, act func(*task, *vm) error) (upid string) {
 	return w.lockedTask(kind, user, host, id, func(t *task) error {
-		w.mu.Lock()
-		defer w.mu.Unlock()
+		defer w.mu.changing()()
 		if w.closed {
 			return ErrClosed
 		}
@@ -430,8 +425,7 @@ func (v *vm) enrolled() bool {
 
 // drives returns the drives that the guest of process p sees; none once the process has ended.
 func (w *World) drives(v *vm, p *process) []Drive {
-	w.mu.Look()
-	defer w.mu.Unlock()
+	defer w.mu.looking()()
 	if v.proc != p {
 		return nil
 	}
@@ -453,8 +447,7 @@ func (w *World) drives(v *vm, p *process) []Drive {
 // poweredOff ends the process from inside the guest. Kill runs in another goroutine,
 // because the guest may be waiting for us.
 func (w *World) poweredOff(v *vm, p *process) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	if w.endProcess(v, p) {
 		w.spawn(p.kill)
 	}

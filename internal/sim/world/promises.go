@@ -56,8 +56,7 @@ func (w *World) Protect(p Protected) {
 		sum := p.checksum()
 		p.Want = func() string { return sum }
 	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	g := &guarded{Protected: p}
 	w.protected = append(w.protected, g)
 	if places := w.places(p.Media); len(places) > 0 {
@@ -97,8 +96,7 @@ func (w *World) brokenSoFar() []string {
 
 // Persistent lists the persistent disks by serial.
 func (w *World) Persistent() []DiskState {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	w.noteNames()
 	all, places := w.references(), w.allPlaces()
 	var list []DiskState
@@ -269,8 +267,7 @@ func (w *World) Dump(describe func(*Media) string, leaveOut ...Renewed) string {
 	if describe == nil {
 		describe = func(m *Media) string { return m.SHA256()[:16] }
 	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	skip := map[string]bool{}
 	for _, r := range leaveOut {
 		skip[r.Name] = true

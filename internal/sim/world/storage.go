@@ -87,8 +87,7 @@ type volume struct {
 }
 
 func (w *World) AddStorage(s Storage) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	s.Capacity = cmp.Or(s.Capacity, 1024*gib)
 	switch s.Type {
 	case "lvmthin":
@@ -145,8 +144,7 @@ func (s *storage) at(host string) map[string]*volume {
 }
 
 func (w *World) ofStorage(id string, change func(*storage)) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	if s, ok := w.storages[id]; ok {
 		change(s)
 	}
@@ -288,8 +286,7 @@ func (w *World) freeVolume(volid, host string) error {
 
 // AddLUN puts a LUN on an iSCSI storage: the LUN is a volume that belongs to no VM.
 func (w *World) AddLUN(storageID, host, name string, size int64, m *Media) error {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	s, err := w.storageOn(storageID, host)
 	if err != nil {
 		return fmt.Errorf("add LUN %s: %w", name, err)
@@ -301,8 +298,7 @@ func (w *World) AddLUN(storageID, host, name string, size int64, m *Media) error
 // Alloc makes a volume with a VM's number that no configuration names, like pvesm alloc on a Proxmox node. Without
 // media the volume is blank.
 func (w *World) Alloc(storageID, host string, vmid int, size int64, m *Media) (volid string, err error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	s, err := w.storageOn(storageID, host)
 	if err != nil {
 		return "", err
@@ -315,8 +311,7 @@ func (w *World) Alloc(storageID, host string, vmid int, size int64, m *Media) (v
 
 // AddDevice adds a block device to a host, which VMs can use by its path.
 func (w *World) AddDevice(host, path string, size int64, m *Media) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	if w.devices[host] == nil {
 		w.devices[host] = map[string]*volume{}
 	}
@@ -325,8 +320,7 @@ func (w *World) AddDevice(host, path string, size int64, m *Media) {
 
 // StorageConfig lists the storages of the cluster, by name.
 func (w *World) StorageConfig() []Storage {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	var list []Storage
 	for _, id := range slices.Sorted(maps.Keys(w.storages)) {
 		list = append(list, w.storages[id].Storage)
@@ -336,8 +330,7 @@ func (w *World) StorageConfig() []Storage {
 
 // Storages lists the storages as a host sees them, by name.
 func (w *World) Storages(host string) []StorageStatus {
-	w.mu.Look()
-	defer w.mu.Unlock()
+	defer w.mu.looking()()
 	var list []StorageStatus
 	for _, id := range slices.Sorted(maps.Keys(w.storages)) {
 		s := w.storages[id]
@@ -353,8 +346,7 @@ func (w *World) Storages(host string) []StorageStatus {
 
 // Volumes lists a storage's content as a host sees it, by volid.
 func (w *World) Volumes(id, host string) ([]VolumeInfo, error) {
-	w.mu.Look()
-	defer w.mu.Unlock()
+	defer w.mu.looking()()
 	s, err := w.storageOn(id, host)
 	if err != nil {
 		return nil, err
@@ -383,8 +375,7 @@ func (w *World) Volumes(id, host string) ([]VolumeInfo, error) {
 
 // Media returns the content of the volume that a host knows by that volid; nil if the host knows no such volume.
 func (w *World) Media(volid, host string) *Media {
-	w.mu.Look()
-	defer w.mu.Unlock()
+	defer w.mu.looking()()
 	v := w.volumeNamed(volid, host)
 	if v == nil {
 		return nil
@@ -512,8 +503,7 @@ func (w *World) SetThinPool(id, host string, p ThinPool) {
 
 // ThinPools lists the thin pools of a host, by storage.
 func (w *World) ThinPools(host string) []ThinPool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	var list []ThinPool
 	for _, id := range slices.Sorted(maps.Keys(w.storages)) {
 		s := w.storages[id]
@@ -548,8 +538,7 @@ func (w *World) Upload(user, entry, target string, r UploadRequest) (upid string
 			r.Spool.Close()
 		}
 	}()
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	s, err := w.storageOn(r.Storage, target)
 	if err != nil {
 		return "", err
@@ -618,8 +607,7 @@ func (w *World) importFile(t *task, s *storage, host, name string, r UploadReque
 	v.size = size / 2
 	w.mu.Unlock()
 	err := t.delay(copyTime(size))
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	if err != nil && !t.killed {
 		delete(s.at(host), name)
 		return fmt.Errorf("import failed: %w", err)
@@ -702,8 +690,7 @@ type DownloadRequest struct {
 
 // Download fetches a file to a storage in a task. It never overwrites a file.
 func (w *World) Download(user, host string, r DownloadRequest) (upid string, err error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	s, err := w.storageOn(r.Storage, host)
 	if err != nil {
 		return "", err
@@ -742,8 +729,7 @@ func (w *World) download(t *task, s *storage, host, name string, r DownloadReque
 	}
 	partial := fmt.Sprintf("%s.tmp_dwnl.%d", name, t.PID)
 	err := w.fetchTo(t, s, host, partial, r)
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	if err != nil {
 		if !t.killed { // after kill -9 nothing cleans up
 			delete(s.at(host), partial)
@@ -781,8 +767,7 @@ func (w *World) fetchTo(t *task, s *storage, host, partial string, r DownloadReq
 	v.content = ""
 	w.mu.Unlock()
 	file := &Spool{Name: s.filePath(partial), media: v.media, room: func(more int64) bool {
-		w.mu.Lock()
-		defer w.mu.Unlock()
+		defer w.mu.changing()()
 		if !s.room(host, more) {
 			return false
 		}

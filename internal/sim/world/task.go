@@ -157,8 +157,7 @@ func (t *task) warnf(format string, args ...any) {
 
 // LookupTask reads a task; false if no task has that UPID.
 func (w *World) LookupTask(upid string) (Task, bool) {
-	w.mu.Look()
-	defer w.mu.Unlock()
+	defer w.mu.looking()()
 	t := w.task(upid)
 	if t == nil {
 		return Task{}, false
@@ -168,8 +167,7 @@ func (w *World) LookupTask(upid string) (Task, bool) {
 
 // Tasks lists all tasks, latest first.
 func (w *World) Tasks() []Task {
-	w.mu.Look()
-	defer w.mu.Unlock()
+	defer w.mu.looking()()
 	var list []Task
 	for _, t := range slices.Backward(w.tasks) {
 		list = append(list, t.view())
@@ -188,8 +186,7 @@ func (t *task) kill() {
 
 // KillTask ends a running task's worker, like kill -9.
 func (w *World) KillTask(upid string) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	if t := w.task(upid); t != nil && t.Running {
 		t.kill()
 	}
@@ -197,8 +194,7 @@ func (w *World) KillTask(upid string) {
 
 // StopTask ends a running task.
 func (w *World) StopTask(upid string) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	if t := w.task(upid); t != nil && !t.stopped {
 		t.stopped = true
 		close(t.stop)
@@ -250,8 +246,7 @@ func (w *World) WarnNext(taskType, message string) {
 
 // PendingFailures lists the failures of FailNext, WarnNext and StopNextMove that have not happened yet.
 func (w *World) PendingFailures() (pending []string) {
-	w.mu.Look()
-	defer w.mu.Unlock()
+	defer w.mu.looking()()
 	for _, f := range w.failures {
 		pending = append(pending, f.match+": "+f.message)
 	}
@@ -263,8 +258,7 @@ func (w *World) PendingFailures() (pending []string) {
 
 // NoMoreFailures cancels failures of FailNext, WarnNext, StopNextMove and BusyStorage that have not happened yet.
 func (w *World) NoMoreFailures() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	w.failures, w.moveStops = nil, nil
 	for _, s := range w.storages {
 		s.busy = 0
@@ -273,8 +267,7 @@ func (w *World) NoMoreFailures() {
 
 // FailRequest consumes and returns the failure for this request; nil if none is pending.
 func (w *World) FailRequest(method, path string) error {
-	w.mu.Look()
-	defer w.mu.Unlock()
+	defer w.mu.looking()()
 	i := slices.IndexFunc(w.failures, func(f failure) bool {
 		return strings.Contains(f.match, " ") && strings.HasPrefix(method+" "+path, f.match)
 	})
@@ -389,8 +382,7 @@ type replicated struct {
 // RunReplication runs a VM's job once, like pvesr: the job fails if the target has a different volume of the same
 // name (pve-guest-common, Replication.pm, find_common_replication_snapshot).
 func (w *World) RunReplication(id string) error {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	i := slices.IndexFunc(w.replication, func(j ReplicationJob) bool { return j.ID == id })
 	if i < 0 {
 		return failf("no such replication job '%s'", id)

@@ -194,8 +194,7 @@ func (w *World) vmOn(host string, id int) (*vm, error) {
 
 // LookupVM reads a VM through its host.
 func (w *World) LookupVM(host string, id int) (VM, error) {
-	w.mu.Look()
-	defer w.mu.Unlock()
+	defer w.mu.looking()()
 	v, err := w.vmOn(host, id)
 	if err != nil {
 		return VM{}, err
@@ -205,8 +204,7 @@ func (w *World) LookupVM(host string, id int) (VM, error) {
 
 // VMs lists all VMs of the datacentre by VMID. The caller must not change their maps.
 func (w *World) VMs() []VM {
-	w.mu.Look()
-	defer w.mu.Unlock()
+	defer w.mu.looking()()
 	if w.seenAt != w.mu.changes {
 		w.seen, w.seenAt = nil, w.mu.changes
 		for _, id := range w.vmids() {
@@ -244,8 +242,7 @@ type Container struct {
 
 // DefineContainer adds a container without a request.
 func (w *World) DefineContainer(c Container) error {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	if err := w.unused(c.ID); err != nil {
 		return fmt.Errorf("define container: %w", err)
 	}
@@ -269,8 +266,7 @@ func (w *World) unused(id int) error {
 }
 
 func (w *World) CreatePool(name string) error {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	switch {
 	case !w.hasQuorum():
 		return failf("create pool failed: cfs-lock 'file-user_cfg' error: no quorum!")
@@ -284,8 +280,7 @@ func (w *World) CreatePool(name string) error {
 // JoinPool adds a VM to a pool, or moves the VM to that pool; the VM's configuration does not change (pve-manager,
 // PVE/API2/Pool.pm, update_pool).
 func (w *World) JoinPool(user string, id int, pool string, move bool) error {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	const failed = "update pools failed: "
 	switch {
 	case !w.hasQuorum():
@@ -320,8 +315,7 @@ type Report struct {
 
 // Report returns the latest report of the VM's host.
 func (w *World) Report(id int) Report {
-	w.mu.Look()
-	defer w.mu.Unlock()
+	defer w.mu.looking()()
 	v, ok := w.vms[id]
 	if !ok {
 		return Report{}
@@ -394,8 +388,7 @@ func (w *World) setFirewall(vmid int, f Firewall) {
 // ChangeFirewall changes a VM's firewall file under its lock, unless change fails. As in
 // Proxmox, the VM need not exist.
 func (w *World) ChangeFirewall(vmid int, change func(*Firewall) error) error {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	f := w.firewalls[vmid].clone()
 	if err := change(&f); err != nil {
 		return err
@@ -454,8 +447,7 @@ type CreateRequest struct {
 // CreateVM makes a VM: it checks the request at once and does the rest in a task, whose
 // UPID it returns. During the task the VM's configuration contains only its lock.
 func (w *World) CreateVM(user, host string, r CreateRequest) (string, error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	config := maps.Clone(r.Config)
 	if config == nil {
 		config = map[string]string{}
@@ -519,8 +511,7 @@ func (w *World) checkCreate(user string, r CreateRequest, config map[string]stri
 // existing volumes stay.
 func (w *World) create(t *task, v *vm, config map[string]string) error {
 	err := t.begin(taskTime)
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	if err != nil {
 		if !t.killed { // otherwise only the lock stays
 			delete(w.vms, v.id)
@@ -698,8 +689,7 @@ func newUUID() string {
 // DefineVM adds a VM without a request. config is as in the API ("scsi0":
 // "fast:10,serial=s"); content is the content of newly allocated disks, by key.
 func (w *World) DefineVM(host string, id int, config map[string]string, content map[string]*Media) error {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	if w.vms[id] != nil {
 		return fmt.Errorf("define VM %d: it exists already", id)
 	}
@@ -740,8 +730,7 @@ func (w *World) AddImage(storageID, host, name string, content []byte) error {
 }
 
 func (w *World) addFile(kind, storageID, host, name string, content []byte) error {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	s, err := w.storageOn(storageID, host)
 	if err != nil {
 		return fmt.Errorf("add %s/%s: %w", kind, name, err)
@@ -772,8 +761,7 @@ func (w *World) poolMembers() map[string][]int {
 
 // SetLock sets or, with "", clears the lock of a VM's configuration: "backup", "migrate", ….
 func (w *World) SetLock(vmid int, lock string) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	if v := w.vms[vmid]; v != nil {
 		if v.config["lock"] = lock; lock == "" {
 			delete(v.config, "lock")
@@ -783,8 +771,7 @@ func (w *World) SetLock(vmid int, lock string) {
 
 // SetQMP makes a running VM report another QMP status: "io-error", "internal-error", "paused".
 func (w *World) SetQMP(vmid int, status string) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	if v := w.vms[vmid]; v != nil {
 		v.qmp = status
 	}
@@ -799,8 +786,7 @@ type DestroyRequest struct {
 
 // DestroyVM deletes a VM and its own volumes: checks at once, the rest in a task.
 func (w *World) DestroyVM(user, host string, r DestroyRequest) (string, error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	if r.Purge {
 		w.violate("DELETE of VM %d with purge", r.ID)
 	}
@@ -811,8 +797,7 @@ func (w *World) DestroyVM(user, host string, r DestroyRequest) (string, error) {
 		return "", err
 	}
 	return w.lockedTask("qmdestroy", user, host, r.ID, func(t *task) error {
-		w.mu.Lock()
-		defer w.mu.Unlock()
+		defer w.mu.changing()()
 		if err := w.checkDestroy(host, r); err != nil {
 			return err
 		}
@@ -919,8 +904,7 @@ func (v *vm) destroyedVolids() []string {
 
 // DeleteVolume deletes a volume of a storage, in use or not, in a task.
 func (w *World) DeleteVolume(user, host, volid string) (string, error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	storageID, _, _ := strings.Cut(volid, ":")
 	if err := w.check(user, "/storage/"+storageID, "Datastore.Allocate"); err != nil {
 		return "", err
@@ -936,8 +920,7 @@ func (w *World) DeleteVolume(user, host, volid string) (string, error) {
 		if err := t.begin(taskTime / 2); err != nil {
 			return err
 		}
-		w.mu.Lock()
-		defer w.mu.Unlock()
+		defer w.mu.changing()()
 		if _, _, err := w.volume(volid, host); err != nil {
 			t.logf("%v", err)
 			return nil

@@ -110,20 +110,30 @@ func (l *lock) Lock() {
 	l.changes++
 }
 
+// changing locks for a possible change until its result is called: defer w.mu.changing()().
+func (l *lock) changing() (done func()) {
+	l.Lock()
+	return l.Unlock
+}
+
 // Look locks without a change.
 func (l *lock) Look() { l.Mutex.Lock() }
 
+// looking is changing without a change.
+func (l *lock) looking() (done func()) {
+	l.Look()
+	return l.Unlock
+}
+
 // set makes a change with mu held.
 func (w *World) set(change func()) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	change()
 }
 
 // look reads something with mu held, without a change.
 func look[T any](w *World, read func() T) T {
-	w.mu.Look()
-	defer w.mu.Unlock()
+	defer w.mu.looking()()
 	return read()
 }
 
@@ -157,8 +167,7 @@ func (w *World) SetFirmware(f Firmware) { w.set(func() { w.firmware = f }) }
 
 // AddHost adds a Proxmox node.
 func (w *World) AddHost(name string) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	w.hosts = append(w.hosts, name)
 	w.booted[name] = time.Now().Add(-upBefore)
 }
@@ -171,8 +180,7 @@ func (w *World) Cluster() string { return w.cluster }
 
 // SetQuorum sets whether the Proxmox cluster has quorum.
 func (w *World) SetQuorum(ok bool) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	if w.quorate = ok; ok {
 		w.resumeHA()
 	}
