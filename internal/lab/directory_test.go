@@ -225,8 +225,7 @@ func TestUnharmed(t *testing.T) {
 	}
 }
 
-// TestDemoNoticesAWipedDiskOfTheWorld wipes a disk in a datacentre and runs the demo's
-// check.
+// TestDemoNoticesAWipedDiskOfTheWorld wipes a disk in a datacentre and runs the demo's check.
 func TestDemoNoticesAWipedDiskOfTheWorld(t *testing.T) {
 	must.Bubble(t, func(t *testing.T) {
 		lab := must.Get(sim.New(t.Context(), sim.Options{

@@ -520,8 +520,7 @@ type labFlags struct {
 	console string
 	// kubernetes is the directory of a real control plane; "": none.
 	kubernetes string
-	// dataDisks is how many persistent disks a worker has; seabios gives every
-	// second node firmware without UEFI.
+	// dataDisks is how many persistent disks a worker has; seabios gives every second node firmware without UEFI.
 	dataDisks int
 	seabios   bool
 	// noConfig leaves out recast.yaml, schematics and lock, for recast init to write.
@@ -780,8 +779,7 @@ func lockLab(ctx context.Context, p Program, d *directory, files map[string][]by
 	return p.Lock(ctx, filepath.Join(dir, "recast.yaml"))
 }
 
-// freePlaces finds a free loopback prefix and free ports, so that several labs can run
-// at once.
+// freePlaces finds a free loopback prefix and free ports, so that several labs can run at once.
 func freePlaces(o sim.Options) (sim.Options, error) {
 	o.Network = network.Loopback()
 	for range 50 {

@@ -742,7 +742,11 @@ func kernelArgs(o order) (string, error) {
 		line.append(constants.KernelParamHaltIfInstalled, "1")
 	}
 	line.appendAll(kernel.DefaultArgs(quirks.New(o.version)))
-	if values := metaValues(o.design.Customization.Meta); len(values) > 0 && o.kind != installer && o.kind != uki && o.kind != disk {
+	var values meta.Values
+	for _, v := range o.design.Customization.Meta {
+		values = append(values, meta.Value{Key: v.Key, Value: v.Value})
+	}
+	if len(values) > 0 && o.kind != installer && o.kind != uki && o.kind != disk {
 		line.append(constants.KernelParamEnvironment, constants.MetaValuesEnvVar+"="+values.Encode(true))
 	}
 	line.customize(o.design.Customization.ExtraKernelArgs)
@@ -761,14 +765,6 @@ func diskForm(o order) artefact.DiskForm {
 		form.BIOS = o.arch == "amd64"
 	}
 	return form
-}
-
-func metaValues(wanted []schematic.MetaValue) meta.Values {
-	var values meta.Values
-	for _, v := range wanted {
-		values = append(values, meta.Value{Key: v.Key, Value: v.Value})
-	}
-	return values
 }
 
 // createSchematic stores a schematic. Like the real factory, it does not check that the schematic's extensions exist.

@@ -632,7 +632,7 @@ func (s *Server) resources(gv schema.GroupVersion) *metav1.APIResourceList {
 		}
 		list.APIResources = append(list.APIResources, metav1.APIResource{
 			Name: r.Resource, SingularName: strings.ToLower(r.Kind), Namespaced: r.Namespaced, Kind: r.Kind, ShortNames: r.Short, Categories: r.Categories,
-			Verbs: metav1.Verbs{"create", "delete", "deletecollection", "get", "list", "patch", "update", "watch"},
+			Verbs: metav1.Verbs{"create", "delete", "get", "list", "patch", "update", "watch"},
 		})
 		if r.Status {
 			list.APIResources = append(list.APIResources, metav1.APIResource{

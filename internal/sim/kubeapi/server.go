@@ -389,12 +389,6 @@ func (s *Server) SetWebhook(name string, w Webhook) {
 	s.webhookName, s.webhook = name, w
 }
 
-func (s *Server) hooked() (string, Webhook) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.webhookName, s.webhook
-}
-
 func (t target) request(verb string) Request {
 	resource := t.resource.Resource
 	if t.sub != "" {
@@ -413,7 +407,9 @@ func (s *Server) admit(ctx context.Context, t target, verb string) error {
 			return err
 		}
 	}
-	name, hook := s.hooked()
+	s.mu.Lock()
+	name, hook := s.webhookName, s.webhook
+	s.mu.Unlock()
 	if hook == nil {
 		return nil
 	}

@@ -76,27 +76,18 @@ func (s *Server) serve(r *http.Request, t target) (answer, error) {
 	if t.sub == "status" && !t.resource.Status {
 		return s.unserved(r), nil
 	}
-	switch verb := t.verb(r); verb {
-	case "get":
+	verb := t.verb(r)
+	if verb == "get" {
 		obj, err := s.store.Get(r.Context(), t.resource.GroupVersionResource, t.namespace, t.name)
 		return answer{code: http.StatusOK, body: obj}, err
-	case "list":
-		return s.list(r, t)
-	case "watch":
-		return s.watch(r, t)
-	case "create":
-		return s.create(r, t)
-	case "update":
-		return s.update(r, t)
-	case "patch":
-		return s.patch(r, t)
-	case "delete":
-		return s.remove(r, t)
-	case "deletecollection":
-		return s.removeAll(r, t)
-	default:
+	}
+	serve := map[string]func(*http.Request, target) (answer, error){
+		"list": s.list, "watch": s.watch, "create": s.create, "update": s.update, "patch": s.patch, "delete": s.remove,
+	}[verb]
+	if serve == nil {
 		return answer{}, apierrors.NewMethodNotSupported(t.resource.GroupResource(), verb)
 	}
+	return serve(r, t)
 }
 
 func (s *Server) subresource(r *http.Request, t target) (answer, error) {
@@ -263,31 +254,6 @@ func (s *Server) remove(r *http.Request, t target) (answer, error) {
 	}), nil
 }
 
-func (s *Server) removeAll(r *http.Request, t target) (answer, error) {
-	o, err := s.deleteOptions(r)
-	if err != nil {
-		return answer{}, err
-	}
-	match, err := s.selection(r, t)
-	if err != nil {
-		return answer{}, err
-	}
-	objects, _, err := s.store.List(r.Context(), t.resource.GroupVersionResource, t.namespace)
-	if err != nil {
-		return answer{}, err
-	}
-	for _, obj := range objects {
-		if !match(obj) {
-			continue
-		}
-		_, err := s.store.Delete(r.Context(), t.resource.GroupVersionResource, obj.GetNamespace(), obj.GetName(), o)
-		if err != nil && !apierrors.IsNotFound(err) {
-			return answer{}, err
-		}
-	}
-	return ok(&metav1.Status{Status: metav1.StatusSuccess}), nil
-}
-
 func dryRun(r *http.Request) bool { return slices.Contains(r.URL.Query()["dryRun"], "All") }
 
 // add creates an object; in a dry run it returns the object without creating it.
@@ -328,7 +294,7 @@ func (s *Server) put(r *http.Request, t target, obj store.Object) (store.Object,
 	return store.Preview(t.resource.GroupVersionResource, old, obj, t.part())
 }
 
-// selection returns the filter of a list, watch or deletecollection. As on the real server an unsupported field is an
+// selection returns the filter of a list or watch. As on the real server an unsupported field is an
 // error: ignoring it would match everything.
 func (s *Server) selection(r *http.Request, t target) (func(store.Object) bool, error) {
 	q := r.URL.Query()
@@ -398,8 +364,7 @@ func selectEvent(set fields.Set, o *corev1.Event) {
 	set["type"] = o.Type
 }
 
-// pageLife is how long a list can be continued: until etcd's compaction (kube-apiserver's
-// --etcd-compaction-interval).
+// pageLife is how long a list can be continued: until etcd's compaction (kube-apiserver's --etcd-compaction-interval).
 const pageLife = 5 * time.Minute
 
 // kept is the content of a collection at a revision, for lists that continue.

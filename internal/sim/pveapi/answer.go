@@ -237,11 +237,6 @@ func taskRoutes() []route {
 // ownsTask reports whether a task is the caller's own: a token owns its tasks (Tasks.pm).
 func (c *call) ownsTask(t world.Task) bool { return c.user == t.User }
 
-// seesTask reports whether the caller owns a task or may see its host.
-func (c *call) seesTask(t world.Task) bool {
-	return c.ownsTask(t) || c.may("/nodes/"+t.Host, "Sys.Audit")
-}
-
 // upid returns the path's task; found is false if the node has no such task.
 func (c *call) upid() (t world.Task, found bool, err error) {
 	node, owner, ok := world.ParseUPID(c.vars["upid"])
@@ -259,7 +254,7 @@ func (c *call) upid() (t world.Task, found bool, err error) {
 func nodeTasks(c *call) (any, error) {
 	var found []object
 	for _, t := range c.Tasks() {
-		if t.Host == c.node() && c.seesTask(t) && c.wantsTask(t) {
+		if t.Host == c.node() && (c.ownsTask(t) || c.may("/nodes/"+t.Host, "Sys.Audit")) && c.wantsTask(t) {
 			found = append(found, taskEntry(t))
 		}
 	}

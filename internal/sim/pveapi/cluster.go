@@ -628,18 +628,14 @@ func (c *call) checkFile() error {
 	if len(c.params["filename"]) > 255 {
 		wrong["filename"] = "value may only be 255 characters long"
 	}
-	c.checkURL(wrong)
-	if len(wrong) > 0 {
-		return &world.Error{Status: http.StatusBadRequest, Message: "Parameter verification failed.", Params: wrong}
-	}
-	return nil
-}
-
-func (c *call) checkURL(wrong map[string]string) {
 	const pattern = `https?://.*`
 	if address, ok := c.params["url"]; ok && !regexp.MustCompile(`^`+pattern+`$`).MatchString(address) {
 		wrong["url"] = fmt.Sprintf("value does not match the regex pattern '%s'", pattern)
 	}
+	if len(wrong) > 0 {
+		return &world.Error{Status: http.StatusBadRequest, Message: "Parameter verification failed.", Params: wrong}
+	}
+	return nil
 }
 
 // insecure reports whether to skip the verification of certificates; by default certificates are verified.

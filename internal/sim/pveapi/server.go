@@ -360,10 +360,6 @@ var routes = sync.OnceValue(func() []route {
 	return list
 })
 
-func notImplemented(method, path string) error {
-	return &world.Error{Status: http.StatusNotImplemented, Message: fmt.Sprintf("Method '%s %s' not implemented", method, path)}
-}
-
 // dispatch does the work of rest_handler of HTTPServer.pm: it finds the route, checks the permissions, forwards to
 // the host in the path, and only there checks the parameters.
 func (s *Server) dispatch(user string, q request) (answer, error) {
@@ -402,7 +398,9 @@ func (s *Server) dispatch(user string, q request) (answer, error) {
 		}
 		return answer{Data: data, Total: c.total}, err
 	}
-	return answer{}, notImplemented(q.method, path)
+	return answer{}, &world.Error{
+		Status: http.StatusNotImplemented, Message: fmt.Sprintf("Method '%s %s' not implemented", q.method, path),
+	}
 }
 
 // admit makes the checks of the host that was asked.

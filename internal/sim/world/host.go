@@ -179,8 +179,10 @@ func (w *World) fence(host string, crash int) {
 		}
 		w.mu.Lock()
 		away, quorum := w.down[host] && w.crashes[host] == crash, w.hasQuorum()
-		if away && quorum {
-			w.markFenced(host)
+		for _, sid := range w.haOn(host) {
+			if s := w.ha[sid]; away && quorum && s.recoverable() {
+				s.manager = "fence"
+			}
 		}
 		w.mu.Unlock()
 		if !away {
@@ -204,14 +206,6 @@ func (w *World) fence(host string, crash int) {
 // those to be stopped.
 func (s *haService) recoverable() bool {
 	return s.manager != "error" && slices.Contains([]string{"started", "stopped"}, s.state())
-}
-
-func (w *World) markFenced(host string) {
-	for _, sid := range w.haOn(host) {
-		if s := w.ha[sid]; s.recoverable() {
-			s.manager = "fence"
-		}
-	}
 }
 
 func (w *World) haOn(host string) []string {
@@ -886,12 +880,6 @@ func (w *World) guestEnded(sid string) {
 			w.startVM("root@pam", v.host, v.id)
 		}
 	})
-}
-
-// requestMigration starts the task of a managed VM's migration: the task only asks HA.
-func (w *World) requestMigration(user, host string, r MigrateRequest) string {
-	what, command := fmt.Sprintf("migration for VM %d to node %s", r.ID, r.Target), fmt.Sprintf("migrate vm:%d %s", r.ID, r.Target)
-	return w.askHA("hamigrate", user, host, r.ID, what, command, func(s *haService) { s.target = r.Target })
 }
 
 // requestHA starts the task of a managed VM's start or stop: the task only asks HA.

@@ -48,7 +48,8 @@ func (w *World) Migrate(user, host string, r MigrateRequest) (string, error) {
 		return "", err
 	}
 	if w.haStatus(r.ID).Managed {
-		return w.requestMigration(user, host, r), nil
+		what, command := fmt.Sprintf("migration for VM %d to node %s", r.ID, r.Target), fmt.Sprintf("migrate vm:%d %s", r.ID, r.Target)
+		return w.askHA("hamigrate", user, host, r.ID, what, command, func(s *haService) { s.target = r.Target }), nil
 	}
 	return w.migrateVM(user, host, r), nil
 }

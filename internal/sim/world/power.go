@@ -46,14 +46,21 @@ func (w *World) PowerOff(id int) error {
 // Start starts a VM in a task. Only the task checks that the VM exists. For a VM under HA the task only asks HA, and
 // ends long before the VM runs.
 func (w *World) Start(user, host string, id int) (string, error) {
+	return w.power(user, host, id, "started", func(*haService) {}, func() string { return w.startVM(user, host, id) })
+}
+
+func (w *World) power(user, host string, id int, state string, ask func(*haService), begin func() string) (upid string, err error) {
 	defer w.mu.changing()()
-	if err := firstError(w.check(user, vmPath(id), "VM.PowerMgmt"), w.checkQuorum()); err != nil {
+	if err := w.check(user, vmPath(id), "VM.PowerMgmt"); err != nil {
+		return "", err
+	}
+	if err := w.checkQuorum(); err != nil && state == "started" {
 		return "", err
 	}
 	if w.haStatus(id).Managed {
-		return w.requestHA(user, host, id, "started", func(*haService) {}), nil
+		return w.requestHA(user, host, id, state, ask), nil
 	}
-	return w.startVM(user, host, id), nil
+	return begin(), nil
 }
 
 // startVM starts the task; mu must be held.
@@ -75,14 +82,7 @@ func (w *World) startVM(user, host string, id int) (upid string) {
 // Stop stops a VM's process in a task; stopping a stopped VM succeeds. For a VM under HA the task only asks HA, as in
 // Start.
 func (w *World) Stop(user, host string, id int) (string, error) {
-	defer w.mu.changing()()
-	if err := w.check(user, vmPath(id), "VM.PowerMgmt"); err != nil {
-		return "", err
-	}
-	if w.haStatus(id).Managed {
-		return w.requestHA(user, host, id, "stopped", func(s *haService) { s.now = true }), nil
-	}
-	return w.stopVM(user, host, id), nil
+	return w.power(user, host, id, "stopped", func(s *haService) { s.now = true }, func() string { return w.stopVM(user, host, id) })
 }
 
 func (w *World) stopVM(user, host string, id int) (upid string) {
@@ -101,14 +101,8 @@ type ShutdownRequest struct {
 
 // Shutdown presses a VM's power button in a task and waits for the guest to power off.
 func (w *World) Shutdown(user, host string, r ShutdownRequest) (string, error) {
-	defer w.mu.changing()()
-	if err := w.check(user, vmPath(r.ID), "VM.PowerMgmt"); err != nil {
-		return "", err
-	}
-	if w.haStatus(r.ID).Managed {
-		return w.requestHA(user, host, r.ID, "stopped", func(s *haService) { s.timeout = int(r.Timeout.Seconds()) }), nil
-	}
-	return w.shutdownVM(user, host, r), nil
+	ask := func(s *haService) { s.timeout = int(r.Timeout.Seconds()) }
+	return w.power(user, host, r.ID, "stopped", ask, func() string { return w.shutdownVM(user, host, r) })
 }
 
 func (w *World) shutdownVM(user, host string, r ShutdownRequest) (upid string) {

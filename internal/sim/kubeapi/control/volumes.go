@@ -6,7 +6,6 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
-	"hash/fnv"
 	"maps"
 	"slices"
 	"strconv"
@@ -391,9 +390,7 @@ func (m *Manager) takes(ctx context.Context, d longhornDisk, volume string, disk
 }
 
 func (m *Manager) moveReplica(ctx context.Context, replica string, from, to longhornDisk) error {
-	h := fnv.New32a()
-	_, _ = h.Write([]byte(replica + to.node.GetName())) // a hash never fails
-	name := fmt.Sprintf("%s-r-%08x", volumeOf(replica), h.Sum32())
+	name := fmt.Sprintf("%s-r-%08x", volumeOf(replica), hashed(replica+to.node.GetName()))
 	before, after := from.replicas(), to.replicas()
 	if after == nil {
 		after = map[string]any{}
@@ -610,12 +607,10 @@ func (m *Manager) replenish(ctx context.Context, c copies, failed, nodes []*unst
 		if allows, _, _ := unstructured.NestedBool(n.Object, "spec", "allowScheduling"); has || !allows || up[n.GetName()] == nil {
 			continue
 		}
-		h := fnv.New32a()
-		_, _ = h.Write([]byte(c.volume.GetName() + n.GetName())) // a hash never fails
 		fresh := c.replicas[0].DeepCopy()
 		fresh.SetResourceVersion("")
 		fresh.SetUID("")
-		fresh.SetName(fmt.Sprintf("%s-r-%08x", c.volume.GetName(), h.Sum32()))
+		fresh.SetName(fmt.Sprintf("%s-r-%08x", c.volume.GetName(), hashed(c.volume.GetName()+n.GetName())))
 		fresh.SetLabels(map[string]string{"longhornnode": n.GetName(), "longhornvolume": c.volume.GetName()})
 		spec := fresh.Object["spec"].(map[string]any)
 		spec["nodeID"], spec["healthyAt"], spec["failedAt"], spec["lastHealthyAt"] = n.GetName(), "", "", ""

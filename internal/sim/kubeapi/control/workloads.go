@@ -307,9 +307,7 @@ func templateHash(t corev1.PodTemplateSpec) (string, error) {
 	if err != nil {
 		return "", fmt.Errorf("hash pod template: %w", err)
 	}
-	h := fnv.New32a()
-	_, _ = h.Write(b) // a hash never fails
-	return fmt.Sprintf("%08x", h.Sum32()), nil
+	return fmt.Sprintf("%08x", hashed(string(b))), nil
 }
 
 // grantedFor is how long a granted eviction counts until its deletion must come.
@@ -606,10 +604,14 @@ func (m *Manager) writePod(ctx context.Context, p *corev1.Pod) error {
 }
 
 func podIP(p *corev1.Pod) string {
-	h := fnv.New32a()
-	_, _ = h.Write([]byte(p.UID)) // a hash never fails
-	s := h.Sum32()
+	s := hashed(string(p.UID))
 	return fmt.Sprintf("10.244.%d.%d", byte(s>>8), byte(s))
+}
+
+func hashed(text string) uint32 {
+	h := fnv.New32a()
+	_, _ = h.Write([]byte(text)) // a hash never fails
+	return h.Sum32()
 }
 
 func PodReady(p *corev1.Pod) bool {

@@ -268,7 +268,6 @@ func describe(paths object, r store.Resource, model string) {
 		"parameters": in,
 		"get":        operation(r, "list", "list or watch objects of kind "+r.Kind, model+"List", selecting...),
 		"post":       create,
-		"delete":     operation(r, "deletecollection", "delete collection of "+r.Kind, metaV1+"Status", selecting...),
 	}
 	one := append(slices.Clone(in), inPath("name"))
 	paths[all+"/{name}"] = item(r, model, one)
