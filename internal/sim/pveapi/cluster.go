@@ -120,9 +120,7 @@ func vmResource(vm world.VM, seen world.Report, down bool) object {
 	out["id"], out["type"], out["node"] = fmt.Sprintf("qemu/%d", vm.ID), "qemu", vm.Host
 	out["template"], out["maxcpu"] = bit(vm.Config["template"] == "1"), out["cpus"]
 	delete(out, "cpus")
-	if vm.Pool != "" {
-		out["pool"] = vm.Pool
-	}
+	out.with(map[string]string{"pool": vm.Pool})
 	switch {
 	case seen.Running == vm.Running:
 	case seen.Running:
@@ -162,7 +160,7 @@ func storageResources(c *call, host string) []object {
 		}
 		entry := object{
 			"id": "storage/" + host + "/" + s.ID, "type": "storage", "node": host, "storage": s.ID, "status": "unknown",
-			"plugintype": s.Type, "content": contentTypes(s), "shared": bit(s.Shared),
+			"plugintype": s.Type, "content": strings.Join(s.Content, ","), "shared": bit(s.Shared),
 		}
 		if s.Active && !c.HostDown(host) {
 			entry["status"], entry["disk"], entry["maxdisk"] = "available", s.Used, s.Capacity
@@ -404,11 +402,7 @@ func (c *call) backupEntry(j world.BackupJob) object {
 }
 
 func numbers(ids []int) string {
-	var list []string
-	for _, id := range ids {
-		list = append(list, strconv.Itoa(id))
-	}
-	return strings.Join(list, ",")
+	return strings.Trim(strings.ReplaceAll(fmt.Sprint(ids), " ", ","), "[]")
 }
 
 func storageRoutes() []route {
@@ -423,8 +417,6 @@ func storageRoutes() []route {
 		{method: "DELETE", path: at + "/content/{volume...}", params: []string{"delay"}, handle: deleteVolume},
 	}
 }
-
-func contentTypes(s world.StorageStatus) string { return strings.Join(s.Content, ",") }
 
 func storageConfigs(c *call) (any, error) {
 	return listed(c.StorageConfig(), func(s world.Storage) object {
@@ -454,7 +446,7 @@ func configEntry(s world.Storage) object {
 // storageEntry returns the entry of storage_info; an unreachable storage has no figures.
 func storageEntry(s world.StorageStatus) object {
 	out := object{
-		"type": s.Type, "content": contentTypes(s), "shared": bit(s.Shared), "active": bit(s.Active), "enabled": bit(s.Enabled),
+		"type": s.Type, "content": strings.Join(s.Content, ","), "shared": bit(s.Shared), "active": bit(s.Active), "enabled": bit(s.Enabled),
 		"total": 0, "used": 0, "avail": 0,
 	}
 	if s.Active {
@@ -519,19 +511,11 @@ func content(c *call) (any, error) {
 // wantsVolume reports whether the listing has a volume: filtered by a VM, the listing has no ISOs and templates, but
 // all snippets and images to import (list_volumes in Storage/Plugin.pm).
 func (c *call) wantsVolume(v world.VolumeInfo) bool {
-	if c.params["content"] != "" && v.Content != c.params["content"] {
+	if want := c.params["content"]; want != "" && v.Content != want {
 		return false
 	}
-	if c.params["vmid"] == "" {
-		return true
-	}
-	switch v.Content {
-	case "iso", "vztmpl":
-		return false
-	case "images":
-		return v.Owner == c.vmid()
-	}
-	return true
+	ofVM := v.Content != "iso" && v.Content != "vztmpl" && (v.Content != "images" || v.Owner == c.vmid())
+	return c.params["vmid"] == "" || ofVM
 }
 
 // addAllocated adds the further fields of a directory's listing, which Proxmox gets from qemu-img.
@@ -632,10 +616,7 @@ func (c *call) checkFile() error {
 	if address, ok := c.params["url"]; ok && !regexp.MustCompile(`^`+pattern+`$`).MatchString(address) {
 		wrong["url"] = fmt.Sprintf("value does not match the regex pattern '%s'", pattern)
 	}
-	if len(wrong) > 0 {
-		return &world.Error{Status: http.StatusBadRequest, Message: "Parameter verification failed.", Params: wrong}
-	}
-	return nil
+	return world.BadParams(wrong)
 }
 
 // insecure reports whether to skip the verification of certificates; by default certificates are verified.

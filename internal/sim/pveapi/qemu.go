@@ -69,41 +69,23 @@ func vms(c *call) (any, error) {
 
 // vmEntry returns the fields that lists and the status have in common.
 func vmEntry(vm world.VM) object {
-	name := vm.Value("name")
 	cores := max(1, atoi(vm.Value("cores"))) * max(1, atoi(vm.Value("sockets")))
-	memory := atoi(vm.Value("memory"))
-	if memory == 0 {
-		memory = 512
-	}
+	memory := cmp.Or(atoi(vm.Value("memory")), 512)
 	out := object{
-		"vmid": vm.ID, "name": name, "status": "stopped", "cpus": cores, "maxmem": memory << 20, "maxdisk": 0,
+		"vmid": vm.ID, "name": cmp.Or(vm.Value("name"), fmt.Sprintf("VM %d", vm.ID)), "status": "stopped", "cpus": cores, "maxmem": memory << 20, "maxdisk": 0,
 		"cpu": 0, "mem": 0, "disk": 0, "netin": 0, "netout": 0, "diskread": 0, "diskwrite": 0, "uptime": 0,
-	}
-	if name == "" {
-		out["name"] = fmt.Sprintf("VM %d", vm.ID)
 	}
 	if vm.Running {
 		out["status"], out["uptime"] = "running", uptimeOf(vm)
 		out["pid"], out["mem"] = 100000+vm.ID, memory<<19
 	}
-	for _, key := range []string{"tags", "lock"} {
-		if vm.Config[key] != "" {
-			out[key] = vm.Config[key]
-		}
-	}
 	if vm.Config["template"] == "1" {
 		out["template"] = 1
 	}
-	return out
+	return out.with(map[string]string{"tags": vm.Config["tags"], "lock": vm.Config["lock"]})
 }
 
-func atoi(s string) int {
-	n, err := strconv.Atoi(s)
-	if err != nil {
-		return 0
-	}
-	return n
-}
+func atoi(s string) int { return world.NumberOr(s, 0) }
 
 func current(c *call) (any, error) {
 	vm, err := c.look()
@@ -261,13 +243,12 @@ func shutdown(c *call) (any, error) {
 }
 
 func moveDisk(c *call) (any, error) {
-	if c.params["storage"] != "" && c.params["target-vmid"] != "" {
+	switch storage, vm := c.params["storage"] != "", c.params["target-vmid"] != ""; {
+	case storage && vm:
 		return nil, badTarget("either set 'storage' or 'target-vmid', but not both")
-	}
-	if c.params["storage"] == "" && c.params["target-vmid"] == "" {
+	case !storage && !vm:
 		return nil, badTarget("both 'storage' and 'target-vmid' missing, either needs to be set")
-	}
-	if c.params["target-vmid"] == "" {
+	case storage:
 		return nil, unsupported("moving a disk to another storage")
 	}
 	return c.MoveDisk(c.user, c.node(), world.MoveRequest{
@@ -277,9 +258,7 @@ func moveDisk(c *call) (any, error) {
 }
 
 func badTarget(problem string) error {
-	return &world.Error{
-		Status: http.StatusBadRequest, Message: "Parameter verification failed.", Params: map[string]string{"storage": problem, "target-vmid": problem},
-	}
+	return world.BadParams(map[string]string{"storage": problem, "target-vmid": problem})
 }
 
 func resize(c *call) (any, error) {
@@ -543,11 +522,10 @@ func haRules(c *call) (any, error) {
 }
 
 func haOf(s world.HAStatus) object {
-	out := object{"managed": bit(s.Managed)}
-	if s.Managed {
-		out.with(map[string]string{"group": s.Group, "state": s.State})
+	if !s.Managed {
+		return object{"managed": 0}
 	}
-	return out
+	return object{"managed": 1}.with(map[string]string{"group": s.Group, "state": s.State})
 }
 
 // haStatus lists the quorum, the manager, every host's manager and every resource.

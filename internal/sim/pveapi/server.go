@@ -314,15 +314,10 @@ func (c *call) VMs() []world.VM {
 
 // vmid returns the VMID in the path, or else the parameter; both are checked before the handler runs.
 func (c *call) vmid() int {
-	text, ok := c.vars["vmid"]
-	if !ok {
-		text = c.params["vmid"]
+	if text, ok := c.vars["vmid"]; ok {
+		return atoi(text)
 	}
-	id, err := strconv.Atoi(text)
-	if err != nil {
-		return 0
-	}
-	return id
+	return c.number("vmid", 0)
 }
 
 func (c *call) flag(name string) bool {
@@ -331,11 +326,7 @@ func (c *call) flag(name string) bool {
 }
 
 func (c *call) number(name string, otherwise int) int {
-	n, err := strconv.Atoi(c.params[name])
-	if err != nil {
-		return otherwise
-	}
-	return n
+	return world.NumberOr(c.params[name], otherwise)
 }
 
 // may reports whether the caller holds one of the privileges; used to filter lists.
@@ -438,17 +429,15 @@ func (s *Server) proxy(c *call, r route) (way world.ProxyFailure, err error) {
 	if err := c.admit(r); err != nil {
 		return way, err
 	}
-	node := c.node()
-	if node == "" || r.local {
+	switch node := c.node(); {
+	case node == "" || r.local:
 		return way, nil
-	}
-	if node == s.host {
-		if !r.daemonless && !s.world.DaemonRuns(node) {
-			return way, s.unreached(world.ConnectionRefused)
-		}
+	case node == s.host && (r.daemonless || s.world.DaemonRuns(node)):
 		return way, nil
+	case node == s.host:
+		return way, s.unreached(world.ConnectionRefused)
 	}
-	way, broken := s.world.ProxyFailure(node)
+	way, broken := s.world.ProxyFailure(c.node())
 	if broken && !way.Acts {
 		return way, s.unreached(way)
 	}
@@ -506,10 +495,7 @@ func (c *call) check(r route) error {
 	if c.params["skiplock"] != "" && c.user != "root@pam" {
 		wrong["skiplock"] = "Only root may use this option."
 	}
-	if len(wrong) > 0 {
-		return &world.Error{Status: http.StatusBadRequest, Message: "Parameter verification failed.", Params: wrong}
-	}
-	return nil
+	return world.BadParams(wrong)
 }
 
 // checkNode makes the check of remote_node_ip: a node's host name must resolve.

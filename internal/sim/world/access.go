@@ -351,13 +351,12 @@ func (w *World) checkKeys(user string, id int, pool string, keys []string) error
 		if privilege == "" {
 			return failf("only root can set '%s' config", key)
 		}
-		if err := w.checkVM(user, id, pool, privilege); err != nil {
-			return err
+		err := w.checkVM(user, id, pool, privilege)
+		if err == nil && key == "startup" {
+			err = w.check(user, "/", "Sys.Modify")
 		}
-		if key == "startup" {
-			if err := w.check(user, "/", "Sys.Modify"); err != nil {
-				return err
-			}
+		if err != nil {
+			return err
 		}
 	}
 	return nil
@@ -396,22 +395,16 @@ func (w *World) checkDevice(user string, id int, pool, key, value, verb string) 
 		if mapping == "" {
 			return failf("only root can set '%s' config for non-mapped devices", key)
 		}
-		if err := w.check(user, "/mapping/pci/"+mapping, "Mapping.Use"); err != nil {
-			return err
-		}
-		return w.checkVM(user, id, pool, "VM.Config.HWType")
+		return firstError(w.check(user, "/mapping/pci/"+mapping, "Mapping.Use"), w.checkVM(user, id, pool, "VM.Config.HWType"))
 	case "rng":
 		if property("source="+strings.TrimPrefix(value, "source="), "source") == "/dev/hwrng" {
 			return w.check(user, "/mapping/hwrng", "Mapping.Use")
 		}
 	case "virtiofs":
-		if err := w.checkVM(user, id, pool, "VM.Config.Disk"); err != nil {
-			return err
-		}
 		directory, _, _ := strings.Cut(strings.TrimPrefix(value, "dirid="), ",")
-		return w.check(user, "/mapping/dir/"+directory, "Mapping.Use")
+		return firstError(w.checkVM(user, id, pool, "VM.Config.Disk"), w.check(user, "/mapping/dir/"+directory, "Mapping.Use"))
 	case "tags":
-		return w.checkTags(user, id, pool, w.tagsOf(id), value)
+		return w.checkTags(user, id, pool, w.vms[id].config["tags"], value)
 	}
 	return nil
 }
@@ -429,10 +422,7 @@ func (w *World) checkDriveRight(user string, id int, pool, key, value string) er
 	case err != nil:
 		return err
 	case isCloudInit(d.volid):
-		if err := w.checkVM(user, id, pool, "VM.Config.Cloudinit"); err != nil {
-			return err
-		}
-		return w.checkVM(user, id, pool, "VM.Config.CDROM")
+		return firstError(w.checkVM(user, id, pool, "VM.Config.Cloudinit"), w.checkVM(user, id, pool, "VM.Config.CDROM"))
 	case d.cdrom():
 		return w.checkVM(user, id, pool, "VM.Config.CDROM")
 	}
@@ -565,10 +555,7 @@ func (w *World) checkVolume(user string, id int, volid string) error {
 	case owner == id:
 		return nil
 	}
-	if err := w.check(user, path, "Datastore.Audit"); err != nil {
-		return err
-	}
-	return w.check(user, vmPath(owner), "VM.Config.Disk")
+	return firstError(w.check(user, path, "Datastore.Audit"), w.check(user, vmPath(owner), "VM.Config.Disk"))
 }
 
 // CheckVolume makes the check before a volume's attributes are shown.
@@ -643,24 +630,14 @@ func (w *World) checkTags(user string, id int, pool, old, value string) error {
 	was, is := toSet(splitTags(old)), toSet(splitTags(value))
 	all := maps.Clone(was)
 	maps.Copy(all, is)
-	if w.check(user, "/", "Sys.Modify") == nil {
-		return nil
-	}
 	free := cmp.Or(w.tagAccess.Allow, "free") == "free"
 	allowed := w.allowedTags(user)
 	for _, tag := range slices.Sorted(maps.Keys(all)) {
-		if was[tag] != is[tag] && (w.registered[tag] || !free && !allowed[tag]) {
+		if was[tag] != is[tag] && (w.registered[tag] || !free && !allowed[tag]) && w.check(user, "/", "Sys.Modify") != nil {
 			return denied("/", "Sys.Modify for modifying tag '"+tag+"'")
 		}
 	}
 	return nil
-}
-
-func (w *World) tagsOf(id int) string {
-	if v := w.vms[id]; v != nil {
-		return v.config["tags"]
-	}
-	return ""
 }
 
 // noTags is the value that create_vm hands to assert_tag_permissions as the tags before: an empty hash in place of a

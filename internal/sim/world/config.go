@@ -2,6 +2,7 @@ package world
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/md5"
 	"crypto/sha256"
 	"encoding/hex"
@@ -12,7 +13,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"time"
 )
@@ -107,29 +107,20 @@ func (w *World) lockChange(host string, r ChangeRequest) (unlock func(), takes t
 // load_and_check_config of update_vm_api in Qemu.pm.
 func (w *World) checkChange(host string, r ChangeRequest) (*vm, error) {
 	v, err := w.vmOn(host, r.ID)
-	if err != nil {
+	switch {
+	case err != nil:
 		return nil, err
-	}
-	if r.Digest != "" && r.Digest != v.digest() {
+	case r.Digest != "" && r.Digest != v.digest():
 		return nil, failf("checksum mismatch (file change by other user?)")
 	}
-	if err := v.checkLock(); err != nil {
-		return nil, err
-	}
-	return v, v.checkBalloon(r.Set)
-}
-
-func anyConfigPrivilege() []string {
-	return []string{
-		"VM.Config.Disk", "VM.Config.CDROM", "VM.Config.CPU", "VM.Config.Memory", "VM.Config.Network", "VM.Config.HWType",
-		"VM.Config.Options", "VM.Config.Cloudinit",
-	}
+	return v, firstError(v.checkLock(), v.checkBalloon(r.Set))
 }
 
 // checkRequest makes the checks before the lock, and normalizes the values as Proxmox does.
 func (w *World) checkRequest(user string, r *ChangeRequest) error {
 	defer w.mu.changing()()
-	if err := w.check(user, vmPath(r.ID), anyConfigPrivilege()...); err != nil {
+	anyOf := strings.Fields("VM.Config.Disk VM.Config.CDROM VM.Config.CPU VM.Config.Memory VM.Config.Network VM.Config.HWType VM.Config.Options VM.Config.Cloudinit")
+	if err := w.check(user, vmPath(r.ID), anyOf...); err != nil {
 		return err
 	}
 	set := maps.Clone(r.Set)
@@ -247,16 +238,10 @@ func (w *World) change(user string, v *vm, r ChangeRequest) error {
 	if len(v.pending)+len(v.pendingDelete) == 0 {
 		return nil
 	}
-	var wrong map[string]string
 	if v.proc != nil {
-		wrong = w.hotplug(user, v, c.modified)
-	} else {
-		wrong = w.applyPending(user, v)
+		return BadParams(w.hotplug(user, v, c.modified))
 	}
-	if len(wrong) > 0 {
-		return badParams(wrong)
-	}
-	return nil
+	return BadParams(w.applyPending(user, v))
 }
 
 // withReverts expands keys to be reverted as Proxmox does: it sets a key's current value again and deletes a key that
@@ -300,10 +285,7 @@ func (c *changing) delete(key string) error {
 		}
 		return failf("can't remove drive '%s' - protection mode enabled", key)
 	}
-	left := value
-	if key == "tags" { // the tags that the VM has then: none
-		left = ""
-	}
+	left := map[bool]string{false: value}[key == "tags"] // the tags that the VM has then: none
 	if err := c.w.checkDevice(c.user, v.id, "", key, left, "delete"); err != nil {
 		return err
 	}
@@ -401,12 +383,7 @@ func checkTPMVersion(old, value string) error {
 	if errOld != nil || err != nil || was.volid != is.volid {
 		return err
 	}
-	version := func(d drive) string {
-		if d.options["version"] == "" {
-			return "v1.2"
-		}
-		return d.options["version"]
-	}
+	version := func(d drive) string { return cmp.Or(d.options["version"], "v1.2") }
 	if version(was) != version(is) {
 		return failf("cannot change TPM state version after creation")
 	}
@@ -717,7 +694,7 @@ func changesDevice(key, old, value string) bool {
 // Media is the content of a volume: the bytes of a disk or of an ISO. It holds only what was written; a blank disk
 // has no bytes, whatever its size. Large uploads and downloads are in a file.
 type Media struct {
-	mu    sync.Mutex
+	mu    lock
 	bytes []byte
 	file  *os.File // unlinked; nil: the content is in bytes
 	size  int64
@@ -730,8 +707,7 @@ func NewMedia(b []byte) *Media { return &Media{bytes: b, size: int64(len(b))} }
 
 // Bytes returns what was written, or nil if the content can't be read. The caller must not change the bytes.
 func (m *Media) Bytes() []byte {
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	defer m.mu.looking()()
 	if m.file == nil {
 		return m.bytes
 	}
@@ -744,23 +720,20 @@ func (m *Media) Bytes() []byte {
 
 // Write replaces the content; the media keeps b.
 func (m *Media) Write(b []byte) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	defer m.mu.changing()()
 	m.bytes, m.file, m.size, m.sum = b, nil, int64(len(b)), ""
 	m.wrote++
 }
 
 // Writes counts how often the content was replaced.
 func (m *Media) Writes() uint64 {
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	defer m.mu.looking()()
 	return m.wrote
 }
 
 // Size returns how many bytes were written.
 func (m *Media) Size() int64 {
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	defer m.mu.looking()()
 	return m.size
 }
 
@@ -768,8 +741,7 @@ func (m *Media) Size() int64 {
 func (m *Media) Open() io.Reader { return m.content() }
 
 func (m *Media) content() *io.SectionReader {
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	defer m.mu.looking()()
 	if m.file == nil {
 		return io.NewSectionReader(bytes.NewReader(m.bytes), 0, m.size)
 	}
@@ -778,8 +750,7 @@ func (m *Media) content() *io.SectionReader {
 
 // SHA256 returns the hex digest of the content.
 func (m *Media) SHA256() string {
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	defer m.mu.looking()()
 	if m.file != nil {
 		h := sha256.New()
 		_, _ = io.Copy(h, io.NewSectionReader(m.file, 0, m.size)) // a hash never fails; a partial read changes the digest
@@ -796,8 +767,7 @@ func (m *Media) replace(other *Media) {
 	other.mu.Lock()
 	b, file, size, sum := other.bytes, other.file, other.size, other.sum
 	other.mu.Unlock()
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	defer m.mu.changing()()
 	m.bytes, m.file, m.size, m.sum = b, file, size, sum
 	m.wrote++
 }
@@ -829,8 +799,7 @@ func (s *Spool) Write(p []byte) (int, error) {
 		return 0, syscall.ENOSPC
 	}
 	m := s.media
-	m.mu.Lock()
-	defer m.mu.Unlock()
+	defer m.mu.changing()()
 	if m.file == nil && m.size+int64(len(p)) <= spoolInMemory {
 		m.bytes, m.size, m.sum = append(m.bytes, p...), m.size+int64(len(p)), ""
 		m.wrote++

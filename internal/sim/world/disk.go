@@ -40,31 +40,22 @@ func (w *World) MoveDisk(user, host string, r MoveRequest) (string, error) {
 		if err := t.begin(taskTime / 2); err != nil {
 			return err
 		}
-		unlock, err := w.lockBoth(r.ID, r.Target)
+		first, err := w.lockConfig(r.ID)
 		if err != nil {
 			return err
 		}
-		defer unlock()
+		defer first()
+		second, err := w.lockConfig(r.Target)
+		if err != nil {
+			return err
+		}
+		defer second()
 		defer w.mu.changing()()
 		if err := w.checkMove(user, host, r); err != nil {
 			return err
 		}
 		return w.reassign(t, w.vms[r.ID], w.vms[r.Target], r)
 	}), nil
-}
-
-// lockBoth locks two configurations, the source's first.
-func (w *World) lockBoth(source, target int) (unlock func(), err error) {
-	first, err := w.lockConfig(source)
-	if err != nil {
-		return nil, err
-	}
-	second, err := w.lockConfig(target)
-	if err != nil {
-		first()
-		return nil, err
-	}
-	return func() { second(); first() }, nil
 }
 
 func (w *World) checkMove(user, host string, r MoveRequest) error {
@@ -88,8 +79,10 @@ func (w *World) checkMove(user, host string, r MoveRequest) error {
 	if source.config["template"] == "1" || target.config["template"] == "1" {
 		return failf("Can't move disks from or to template VMs")
 	}
-	if err := firstError(source.checkMoveDigest(r.Digest), target.checkMoveDigest(r.TargetDigest)); err != nil {
-		return err
+	for v, digest := range map[*vm]string{source: r.Digest, target: r.TargetDigest} {
+		if digest != "" && digest != v.digest() {
+			return failf("VM %d: detected modified configuration - file changed by other user? Try again.", v.id)
+		}
 	}
 	if _, ok := source.config[r.Disk]; !ok {
 		return failf("Disk '%s' for VM '%d' does not exist", r.Disk, r.ID)
@@ -98,13 +91,6 @@ func (w *World) checkMove(user, host string, r MoveRequest) error {
 		return failf("Target disk key '%s' is already in use for VM '%d'", r.TargetDisk, r.Target)
 	}
 	return w.checkMoveDisk(user, source, r)
-}
-
-func (v *vm) checkMoveDigest(digest string) error {
-	if digest != "" && digest != v.digest() {
-		return failf("VM %d: detected modified configuration - file changed by other user? Try again.", v.id)
-	}
-	return nil
 }
 
 func (w *World) checkMoveDisk(user string, source *vm, r MoveRequest) error {
@@ -164,7 +150,7 @@ func (w *World) reassign(t *task, source, target *vm, r MoveRequest) error {
 	if err := s.activate(source.host); err != nil { // rename_volume of Storage.pm
 		return err
 	}
-	w.violateRename(d.volid, vol)
+	w.violateOf(vol, true, "disk %s: its holder's volume %s was renamed", d.volid)
 	if err := s.rename(source.host, vol, basePath(vol.name)+s.freeName(source.host, target.id, vol.format)); err != nil {
 		return err
 	}
@@ -244,10 +230,7 @@ type ResizeRequest struct {
 // (API2/Qemu.pm, resize_vm).
 func (w *World) Resize(user, host string, r ResizeRequest) (string, error) {
 	defer w.mu.changing()()
-	if err := w.check(user, vmPath(r.ID), "VM.Config.Disk"); err != nil {
-		return "", err
-	}
-	if _, err := w.vmOn(host, r.ID); err != nil {
+	if _, err := w.vmFor(user, "VM.Config.Disk", host, r.ID); err != nil {
 		return "", err
 	}
 	size, ok := parseSize(strings.TrimPrefix(r.Size, "+"))
@@ -275,10 +258,10 @@ func (w *World) resize(user string, v *vm, key string, size int64, more bool) er
 		return failf("you can't resize a cdrom")
 	}
 	s, vol, err := w.volume(d.volid, v.host)
-	if err != nil {
+	switch {
+	case err != nil:
 		return err
-	}
-	if s == nil {
+	case s == nil:
 		return failf("unable to parse volume ID '%s'", d.volid)
 	}
 	if err := w.check(user, "/storage/"+s.ID, "Datastore.AllocateSpace"); err != nil {
@@ -287,13 +270,12 @@ func (w *World) resize(user string, v *vm, key string, size int64, more bool) er
 	if more {
 		size += vol.size
 	}
-	if size < vol.size {
+	switch {
+	case size < vol.size:
 		return failf("shrinking disks is not supported")
-	}
-	if size == vol.size {
+	case size == vol.size:
 		return nil
-	}
-	if !s.room(v.host, size-vol.size) {
+	case !s.room(v.host, size-vol.size):
 		return failf("unable to resize image: qemu-img: Failed to resize: No space left on device")
 	}
 	vol.size = size
@@ -315,11 +297,8 @@ func (w *World) Rescan(host string, id int, dryRun bool) (lines []string, err er
 	}
 	defer unlock()
 	defer w.mu.changing()()
-	v, err := w.vmOn(host, id)
+	v, err := w.unlocked(host, id)
 	if err != nil {
-		return nil, err
-	}
-	if err := v.checkLock(); err != nil {
 		return nil, err
 	}
 	now := maps.Clone(v.config)
@@ -463,11 +442,7 @@ func volumeOwner(volid string) int {
 	if len(parts) < 3 || parts[0] != "vm" && parts[0] != "base" {
 		return 0
 	}
-	id, err := strconv.Atoi(parts[1])
-	if err != nil {
-		return 0
-	}
-	return id
+	return NumberOr(parts[1], 0)
 }
 
 // formatSize writes a size as Proxmox does: in the largest unit that divides it.

@@ -154,8 +154,7 @@ func (w *World) onBoot(host string) []int {
 	defer w.mu.changing()()
 	ids := slices.DeleteFunc(w.vmids(), func(id int) bool {
 		v := w.vms[id]
-		on, err := strconv.Atoi(v.config["onboot"])
-		return v.host != host || err != nil || on == 0 || v.config["template"] == "1" || w.haStatus(id).Managed || v.proc != nil
+		return v.host != host || NumberOr(v.config["onboot"], 0) == 0 || v.config["template"] == "1" || w.haStatus(id).Managed || v.proc != nil
 	})
 	order := func(id int) int { return startupNumber(w.vms[id].config["startup"], "order", math.MaxInt) }
 	slices.SortStableFunc(ids, func(a, b int) int { return cmp.Compare(order(a), order(b)) })
@@ -266,10 +265,7 @@ func preferredHosts(nodes string, up []string) (best []string) {
 	highest := -1
 	for entry := range strings.SplitSeq(nodes, ",") {
 		host, priority, _ := strings.Cut(strings.TrimSpace(entry), ":")
-		n, err := strconv.Atoi(priority)
-		if err != nil {
-			n = 0
-		}
+		n := NumberOr(priority, 0)
 		switch {
 		case !slices.Contains(up, host) || n < highest:
 		case n > highest:
@@ -345,13 +341,6 @@ func (w *World) Uptime(host string) time.Duration {
 func (w *World) uptime(host string) time.Duration {
 	return time.Duration(float64(time.Since(w.booted[host])) * w.speed)
 }
-
-// userHz is the number of clock ticks per second in /proc.
-const userHz = 100
-
-// ticks returns the start time of a process that starts now, in ticks since its host's boot (proc_pid_stat(5),
-// starttime).
-func (w *World) ticks(host string) int { return int(w.uptime(host) / (time.Second / userHz)) }
 
 // ProxyFailure is the way in which requests from one host's API to another's fail: a status of AnyEvent::HTTP, which
 // Proxmox passes on, and the delay.
@@ -586,10 +575,10 @@ func (w *World) CreateHA(user, sid string, options map[string]string) error {
 	if err != nil {
 		return err
 	}
-	if id, err := strconv.Atoi(strings.TrimPrefix(sid, "vm:")); err != nil || w.vms[id] == nil {
+	switch {
+	case w.haVM(sid) == nil:
 		return failf("resource '%s' does not exists in cluster", sid)
-	}
-	if w.ha[sid] != nil {
+	case w.ha[sid] != nil:
 		return failf("create resource failed: resource ID '%s' already defined", sid)
 	}
 	w.ha[sid] = &haService{options: maps.Clone(options)}
@@ -721,10 +710,7 @@ func checkHAOptions(options map[string]string) error {
 			options[name] = map[bool]string{true: "1", false: "0"}[on]
 		}
 	}
-	if len(wrong) > 0 {
-		return badParams(wrong)
-	}
-	return nil
+	return BadParams(wrong)
 }
 
 // The cluster's manager checks its resources every ten seconds; a host's manager carries
@@ -786,21 +772,14 @@ func (w *World) clusterManager(sid string, s *haService) (more bool) {
 		s.manager = "started"
 		return !running
 	case "stopped", "disabled":
-		s.manager = "stopped"
-		if running {
-			s.manager = "request_stop"
-		}
+		s.manager = map[bool]string{false: "stopped", true: "request_stop"}[running]
 		return running
 	}
 	return false
 }
 
 func (w *World) haVM(sid string) *vm {
-	id, err := strconv.Atoi(strings.TrimPrefix(sid, "vm:"))
-	if err != nil {
-		return nil
-	}
-	return w.vms[id]
+	return w.vms[NumberOr(strings.TrimPrefix(sid, "vm:"), 0)]
 }
 
 // hostManager starts or stops the VM with a task of root's and waits for the task. It retries a failed start
@@ -824,11 +803,7 @@ func (w *World) hostManager(sid string, s *haService) {
 		s.failed = 0
 		return
 	}
-	limit := 1
-	if n, err := strconv.Atoi(s.options["max_restart"]); err == nil {
-		limit = n
-	}
-	if s.failed++; s.failed > limit {
+	if s.failed++; s.failed > NumberOr(s.options["max_restart"], 1) {
 		s.manager, s.failed = "error", 0
 	}
 }

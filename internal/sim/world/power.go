@@ -115,10 +115,7 @@ func (w *World) shutdownVM(user, host string, r ShutdownRequest) (upid string) {
 // Reset restarts a VM's guest in a task; the process keeps running.
 func (w *World) Reset(user, host string, id int) (string, error) {
 	defer w.mu.changing()()
-	if err := w.check(user, vmPath(id), "VM.PowerMgmt"); err != nil {
-		return "", err
-	}
-	v, err := w.vmOn(host, id)
+	v, err := w.vmFor(user, "VM.PowerMgmt", host, id)
 	if err != nil {
 		return "", err
 	}
@@ -151,11 +148,8 @@ func (w *World) vmTask(kind, user, host string, id int, act func(*task, *vm) err
 		if w.closed {
 			return ErrClosed
 		}
-		v, err := w.vmOn(host, id)
+		v, err := w.unlocked(host, id)
 		if err != nil {
-			return err
-		}
-		if err := v.checkLock(); err != nil {
 			return err
 		}
 		return act(t, v)
@@ -304,14 +298,7 @@ const HostCores = 16
 
 // checkCPUs checks the processors; only a start makes this check (config_to_command in QemuServer.pm).
 func (v *vm) checkCPUs() error {
-	count := func(key string) int {
-		n, err := strconv.Atoi(v.config[key])
-		if err != nil {
-			return 1
-		}
-		return n
-	}
-	if count("cores")*count("sockets") > HostCores {
+	if NumberOr(v.config["cores"], 1)*NumberOr(v.config["sockets"], 1) > HostCores {
 		return failf("MAX %d vcpus allowed per VM on this node", HostCores)
 	}
 	return nil
@@ -354,10 +341,7 @@ func (w *World) boot(p *process) {
 }
 
 func (w *World) hardware(v *vm, p *process) *Hardware {
-	memory, err := strconv.Atoi(strings.TrimPrefix(v.config["memory"], "current="))
-	if err != nil {
-		memory = 512
-	}
+	memory := NumberOr(strings.TrimPrefix(v.config["memory"], "current="), 512)
 	return &Hardware{
 		VMID: v.id, Name: v.config["name"], Host: v.host, UUID: v.uuid(), Serial: property(v.config["smbios1"], "serial"),
 		MACs: v.macs(), CloudInit: v.cloudInit(), CPU: cmp.Or(v.config["cpu"], "kvm64"), Memory: memory, BootOrder: bootOrder(v.config["boot"]),
@@ -520,24 +504,16 @@ type Drive struct {
 
 // AgentInterfaces asks a VM's guest agent for its network interfaces. Without an agent the request times out.
 func (w *World) AgentInterfaces(user, host string, id int) ([]Interface, error) {
-	w.mu.Lock()
-	err := w.check(user, vmPath(id), "VM.GuestAgent.Audit", "VM.GuestAgent.Unrestricted")
-	v, missing := w.vmOn(host, id)
-	w.mu.Unlock()
-	if err != nil {
+	if err := w.Check(user, vmPath(id), "VM.GuestAgent.Audit", "VM.GuestAgent.Unrestricted"); err != nil {
 		return nil, err
 	}
-	if missing != nil {
-		return nil, missing
-	}
-	w.mu.Lock()
-	_, configured := v.config["agent"]
-	running := v.proc != nil
-	w.mu.Unlock()
-	switch {
+	v, err := w.LookupVM(host, id)
+	switch _, configured := v.Config["agent"]; {
+	case err != nil:
+		return nil, err
 	case !configured:
 		return nil, failf("No QEMU guest agent configured")
-	case !running:
+	case !v.Running:
 		return nil, failf("VM %d is not running", id)
 	}
 	list, ok := w.askAgent(id)

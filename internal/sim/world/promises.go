@@ -59,7 +59,7 @@ func (w *World) Protect(p Protected) {
 	defer w.mu.changing()()
 	g := &guarded{Protected: p}
 	w.protected = append(w.protected, g)
-	if places := w.places(p.Media); len(places) > 0 {
+	if places := w.allPlaces()[p.Media]; len(places) > 0 {
 		g.volid = places[0]
 	}
 }
@@ -147,8 +147,6 @@ func runningIn(refs []reference) []int {
 	return running
 }
 
-func (w *World) places(m *Media) []string { return w.allPlaces()[m] }
-
 func (w *World) allPlaces() map[*Media][]string {
 	all := make(map[*Media][]string, len(w.protected))
 	for _, p := range w.protected {
@@ -188,18 +186,11 @@ func (w *World) violate(format string, args ...any) {
 	w.violations = append(w.violations, fmt.Sprintf(format, args...))
 }
 
-func (w *World) violateLoss(volid string, v *volume) {
+// violateOf notes what happened to the volume of a persistent disk, or only to a holder's.
+func (w *World) violateOf(v *volume, held bool, format, volid string) {
 	for _, p := range w.protected {
-		if p.Media == v.media {
-			w.violate("disk %s: its volume %s was freed", p.Serial, volid)
-		}
-	}
-}
-
-func (w *World) violateRename(volid string, v *volume) {
-	for _, p := range w.protected {
-		if p.Held && p.Media == v.media {
-			w.violate("disk %s: its holder's volume %s was renamed", p.Serial, volid)
+		if p.Media == v.media && (p.Held || !held) {
+			w.violate(format, p.Serial, volid)
 		}
 	}
 }
@@ -268,11 +259,10 @@ func (w *World) Dump(describe func(*Media) string, leaveOut ...Renewed) string {
 		describe = func(m *Media) string { return m.SHA256()[:16] }
 	}
 	defer w.mu.changing()()
-	skip := map[string]bool{}
+	d := dumper{skip: map[string]bool{}, describe: describe}
 	for _, r := range leaveOut {
-		skip[r.Name] = true
+		d.skip[r.Name] = true
 	}
-	d := dumper{skip: skip, describe: describe}
 	for _, id := range w.vmids() {
 		w.dumpVM(&d, w.vms[id])
 	}
@@ -280,7 +270,7 @@ func (w *World) Dump(describe func(*Media) string, leaveOut ...Renewed) string {
 		w.dumpStorage(&d, w.storages[id])
 	}
 	w.dumpAccess(&d)
-	if !skip["tasks"] {
+	if !d.skip["tasks"] {
 		for _, t := range w.tasks {
 			d.linef("task %s %s", t.UPID, t.ExitStatus)
 		}
@@ -303,11 +293,7 @@ func (d *dumper) linef(format string, args ...any) {
 }
 
 func (w *World) dumpVM(d *dumper, v *vm) {
-	state := "stopped"
-	if v.proc != nil {
-		state = "running"
-	}
-	d.linef("VM %d on %s: %s, pool %q", v.id, v.host, state, v.pool)
+	d.linef("VM %d on %s: %s, pool %q", v.id, v.host, map[bool]string{true: "running", false: "stopped"}[v.proc != nil], v.pool)
 	section := func(title string, config map[string]string) {
 		for _, key := range slices.SortedFunc(maps.Keys(config), compareKeys) {
 			if !d.skip[key] {
@@ -329,14 +315,10 @@ func (w *World) dumpVM(d *dumper, v *vm) {
 }
 
 func (w *World) contentOf(d *dumper, host, key, value string) string {
-	if !isDriveKey(key) {
-		return ""
+	if vol := w.volumeNamed(driveVolid(key, value), host); vol != nil && isDriveKey(key) {
+		return " = " + d.describe(vol.media)
 	}
-	_, vol, err := w.volume(driveVolid(key, value), host)
-	if err != nil {
-		return ""
-	}
-	return " = " + d.describe(vol.media)
+	return ""
 }
 
 func (w *World) dumpStorage(d *dumper, s *storage) {

@@ -182,15 +182,11 @@ func (w *World) atPath(path, host string) *volume {
 
 // volumeNamed returns the result of volume, or nil in place of its error.
 func (w *World) volumeNamed(volid, host string) *volume {
-	if dev := w.atPath(volid, host); dev != nil {
-		return dev
-	}
-	id, name, _ := strings.Cut(volid, ":")
-	s := w.storages[id]
-	if s == nil || !s.on(host) {
+	_, v, err := w.volume(volid, host)
+	if err != nil {
 		return nil
 	}
-	return s.at(host)[name]
+	return v
 }
 
 // volume finds a volume, or a block device (without storage), as a host sees it.
@@ -279,7 +275,7 @@ func (w *World) freeVolume(volid, host string) error {
 	if s.cloned(host, v) {
 		return failf("base volume '%s' is still in use by linked clones", v.name)
 	}
-	w.violateLoss(volid, v)
+	w.violateOf(v, false, "disk %s: its volume %s was freed", volid)
 	delete(s.at(host), v.name)
 	return nil
 }
@@ -376,11 +372,10 @@ func (w *World) Volumes(id, host string) ([]VolumeInfo, error) {
 // Media returns the content of the volume that a host knows by that volid; nil if the host knows no such volume.
 func (w *World) Media(volid, host string) *Media {
 	defer w.mu.looking()()
-	v := w.volumeNamed(volid, host)
-	if v == nil {
-		return nil
+	if v := w.volumeNamed(volid, host); v != nil {
+		return v.media
 	}
-	return v.media
+	return nil
 }
 
 // Path returns the directory of a storage of files; "" for other storages.
@@ -584,10 +579,7 @@ func (w *World) reach(s *storage, entry, target string) error {
 // of that name.
 func (w *World) importFile(t *task, s *storage, host, name string, r UploadRequest) error {
 	t.printf("starting file import from: %s", r.Spool.Name)
-	if err := verify(t, r.Spool.media, r.Algorithm, r.Checksum); err != nil {
-		return err
-	}
-	if err := checkImage(r.Content, name, r.Spool.Name, r.Spool.media); err != nil {
+	if err := firstError(verify(t, r.Spool.media, r.Algorithm, r.Checksum), checkImage(r.Content, name, r.Spool.Name, r.Spool.media)); err != nil {
 		return err
 	}
 	path, size := s.filePath(name), r.Spool.Size()
@@ -774,10 +766,11 @@ func (w *World) fetchTo(t *task, s *storage, host, partial string, r DownloadReq
 		v.size += more
 		return true
 	}}
-	if err := w.wget(t, host, r, file); err != nil {
-		return fmt.Errorf("download failed: %w", err)
+	err := w.wget(t, host, r, file)
+	if err == nil {
+		err = t.delay(copyTime(file.Size()))
 	}
-	if err := t.delay(copyTime(file.Size())); err != nil {
+	if err != nil {
 		return fmt.Errorf("download failed: %w", err)
 	}
 	if err := verify(t, file.media, r.Algorithm, r.Checksum); err != nil {

@@ -7,7 +7,6 @@ import (
 	"maps"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -43,15 +42,15 @@ type task struct {
 func (w *World) startTask(host, kind, id, user string, run func(*task) error) string {
 	user = cmp.Or(user, "root@pam") // as in a host's shell
 	w.lastPID++
-	now := w.now(host)
+	now, ticks := w.now(host), int(w.uptime(host)/(time.Second/100)) // since the boot (proc_pid_stat(5), starttime)
 	t := &task{world: w, began: time.Now(), stop: make(chan struct{}), done: make(chan struct{})}
 	t.Task = Task{
-		Host: host, Type: kind, ID: id, User: user, PID: 1000 + w.lastPID, PStart: w.ticks(host),
+		Host: host, Type: kind, ID: id, User: user, PID: 1000 + w.lastPID, PStart: ticks,
 		Start: now, Running: true,
 	}
 	t.UPID = fmt.Sprintf("UPID:%s:%08X:%08X:%08X:%s:%s:%s:", host, t.PID, t.PStart, now.Unix(), kind, id, user)
 	w.tasks = append(w.tasks, t)
-	t.failure = w.takeFailure(kind)
+	t.failure = w.takeFailure(func(match string) bool { return match == kind })
 	if !w.spawn(func() { t.finish(run(t)) }) {
 		t.Running, t.ExitStatus, t.End = false, "unexpected status", now
 		close(t.done)
@@ -99,12 +98,8 @@ func (t *task) finish(err error) {
 	default:
 		t.ExitStatus = "OK"
 	}
-	line := "TASK " + t.ExitStatus
-	if err != nil {
-		line = "TASK ERROR: " + t.ExitStatus
-	}
 	if !t.killed {
-		t.Log = append(t.Log, line)
+		t.Log = append(t.Log, map[bool]string{true: "TASK ", false: "TASK ERROR: "}[err == nil]+t.ExitStatus)
 	}
 	t.world.noteNames()
 	close(t.done)
@@ -116,9 +111,7 @@ var vmidPattern = regexp.MustCompile(`\d{3,}`)
 func vmidsIn(id string) []int {
 	var ids []int
 	for _, s := range vmidPattern.FindAllString(id, -1) {
-		if n, err := strconv.Atoi(s); err == nil {
-			ids = append(ids, n)
-		}
+		ids = append(ids, NumberOr(s, 0))
 	}
 	return ids
 }
@@ -144,8 +137,7 @@ func (t *task) logf(format string, args ...any) { t.Log = append(t.Log, fmt.Spri
 
 // printf does the work of logf for callers that don't hold mu.
 func (t *task) printf(format string, args ...any) {
-	t.world.mu.Lock()
-	defer t.world.mu.Unlock()
+	defer t.world.mu.changing()()
 	t.logf(format, args...)
 }
 
@@ -203,13 +195,9 @@ func (w *World) StopTask(upid string) {
 
 // WaitTask waits until a task has ended and returns it.
 func (w *World) WaitTask(upid string) (Task, bool) {
-	w.mu.Lock()
-	t := w.task(upid)
-	w.mu.Unlock()
-	if t == nil {
-		return Task{}, false
+	if t := look(w, func() *task { return w.task(upid) }); t != nil {
+		<-t.done
 	}
-	<-t.done
 	return w.LookupTask(upid)
 }
 
@@ -268,20 +256,18 @@ func (w *World) NoMoreFailures() {
 // FailRequest consumes and returns the failure for this request; nil if none is pending.
 func (w *World) FailRequest(method, path string) error {
 	defer w.mu.looking()()
-	i := slices.IndexFunc(w.failures, func(f failure) bool {
-		return strings.Contains(f.match, " ") && strings.HasPrefix(method+" "+path, f.match)
+	f := w.takeFailure(func(match string) bool {
+		return strings.Contains(match, " ") && strings.HasPrefix(method+" "+path, match)
 	})
-	if i < 0 {
+	if f.match == "" {
 		return nil
 	}
-	message := w.failures[i].message
-	w.failures = slices.Delete(w.failures, i, i+1) // this slice is never handed out
-	return failf("%s", message)
+	return failf("%s", f.message)
 }
 
-// takeFailure consumes and returns the failure for a task of that type; the zero failure if none is pending.
-func (w *World) takeFailure(taskType string) failure {
-	i := slices.IndexFunc(w.failures, func(f failure) bool { return f.match == taskType })
+// takeFailure consumes and returns the first failure of that match; the zero failure if none is pending.
+func (w *World) takeFailure(is func(match string) bool) failure {
+	i := slices.IndexFunc(w.failures, func(f failure) bool { return is(f.match) })
 	if i < 0 {
 		return failure{}
 	}
@@ -348,10 +334,6 @@ func (w *World) replicates(vmid int) string {
 		}
 	}
 	return ""
-}
-
-func (w *World) replicatesTo(vmid int, target string) bool {
-	return slices.ContainsFunc(w.replication, func(j ReplicationJob) bool { return j.Guest == vmid && j.Target == target })
 }
 
 // AddBackupJob adds an entry to the backup schedule. It never runs on its own: see StartBackup.

@@ -164,21 +164,12 @@ func property(list, name string) string {
 func (v *vm) macs() []string {
 	var macs []string
 	for _, key := range slices.SortedFunc(maps.Keys(v.config), compareKeys) {
-		if optionName(key) != "net" {
-			continue
-		}
-		if mac := netMAC(v.config[key]); mac != "" {
-			macs = append(macs, mac)
+		first, _, _ := strings.Cut(v.config[key], ",") // virtio=BC:24:11:00:00:01
+		if _, mac, _ := strings.Cut(first, "="); mac != "" && optionName(key) == "net" {
+			macs = append(macs, strings.ToUpper(mac))
 		}
 	}
 	return macs
-}
-
-// netMAC reads the MAC of "virtio=BC:24:11:00:00:01,bridge=vmbr0", upper-case.
-func netMAC(value string) string {
-	first, _, _ := strings.Cut(value, ",")
-	_, mac, _ := strings.Cut(first, "=")
-	return strings.ToUpper(mac)
 }
 
 func (w *World) vmids() []int { return slices.Sorted(maps.Keys(w.vms)) }
@@ -190,6 +181,23 @@ func (w *World) vmOn(host string, id int) (*vm, error) {
 		return nil, noConfigFile(host, id)
 	}
 	return v, nil
+}
+
+// vmFor is vmOn with a check of the user's privilege.
+func (w *World) vmFor(user, privilege, host string, id int) (*vm, error) {
+	if err := w.check(user, vmPath(id), privilege); err != nil {
+		return nil, err
+	}
+	return w.vmOn(host, id)
+}
+
+// unlocked is vmOn for a VM whose configuration is not locked.
+func (w *World) unlocked(host string, id int) (*vm, error) {
+	v, err := w.vmOn(host, id)
+	if err == nil {
+		err = v.checkLock()
+	}
+	return v, err
 }
 
 // LookupVM reads a VM through its host.
@@ -661,15 +669,11 @@ func (w *World) checkUsable(key string, d drive) error {
 }
 
 func withMAC(value string) string {
-	first, rest, more := strings.Cut(value, ",")
-	if strings.Contains(first, "=") {
+	model, rest, _ := strings.Cut(value, ",")
+	if strings.Contains(model, "=") {
 		return value
 	}
-	first += "=" + newMAC()
-	if more {
-		first += "," + rest
-	}
-	return first
+	return strings.TrimSuffix(model+"="+newMAC()+","+rest, ",")
 }
 
 // newMAC returns a random address with Proxmox's prefix.
@@ -807,19 +811,16 @@ func (w *World) DestroyVM(user, host string, r DestroyRequest) (string, error) {
 
 func (w *World) checkDestroy(host string, r DestroyRequest) error {
 	v, err := w.vmOn(host, r.ID)
-	if err != nil {
+	switch job := w.replicates(r.ID); {
+	case err != nil:
 		return err
-	}
-	if v.config["protection"] == "1" {
+	case v.config["protection"] == "1":
 		return failf("can't remove VM %d - protection mode enabled", r.ID)
-	}
-	if w.haStatus(r.ID).Configured && !r.Purge {
+	case w.haStatus(r.ID).Configured && !r.Purge:
 		return failf("unable to remove VM %d - used in HA resources and purge parameter not set.", r.ID)
-	}
-	if job := w.replicates(r.ID); job != "" && !r.Purge {
+	case job != "" && !r.Purge:
 		return failf("There is a replication job '%s' for guest '%d' - Please remove that first.", job, r.ID)
-	}
-	if v.proc != nil {
+	case v.proc != nil:
 		return failf("VM %d is running - destroy failed", r.ID)
 	}
 	return nil
@@ -859,11 +860,8 @@ func (w *World) destroy(t *task, v *vm, r DestroyRequest) error {
 }
 
 func (w *World) checkClones(v *vm) error {
-	if v.config["template"] != "1" {
-		return nil
-	}
 	for _, d := range drivesIn(v.config) {
-		if s, vol, err := w.volume(d.volid, v.host); !d.cdrom() && err == nil && s != nil && s.cloned(v.host, vol) {
+		if s, vol, err := w.volume(d.volid, v.host); v.config["template"] == "1" && !d.cdrom() && err == nil && s != nil && s.cloned(v.host, vol) {
 			return failf("base volume '%s' is still in use by linked cloned", d.volid)
 		}
 	}
@@ -872,11 +870,9 @@ func (w *World) checkClones(v *vm) error {
 
 func (w *World) freeUnreferenced(v *vm) {
 	for _, s := range w.storages {
-		if s.on(v.host) {
-			for name := range s.at(v.host) {
-				if volumeOwner(name) == v.id {
-					_ = w.freeVolume(s.ID+":"+name, v.host) // Proxmox only warns
-				}
+		for name := range s.at(v.host) {
+			if s.on(v.host) && volumeOwner(name) == v.id {
+				_ = w.freeVolume(s.ID+":"+name, v.host) // Proxmox only warns
 			}
 		}
 	}

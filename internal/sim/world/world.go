@@ -320,10 +320,14 @@ func failf(format string, args ...any) error {
 
 // BadParam returns Proxmox's answer to one invalid parameter.
 func BadParam(name, format string, args ...any) error {
-	return badParams(map[string]string{name: fmt.Sprintf(format, args...)})
+	return BadParams(map[string]string{name: fmt.Sprintf(format, args...)})
 }
 
-func badParams(params map[string]string) error {
+// BadParams returns the answer to invalid parameters; nil if there are none.
+func BadParams(params map[string]string) error {
+	if len(params) == 0 {
+		return nil
+	}
 	return &Error{Status: 400, Message: "Parameter verification failed.", Params: params}
 }
 
@@ -333,6 +337,14 @@ func denied(path, privilege string) error {
 
 func noConfigFile(host string, id int) error {
 	return failf("Configuration file 'nodes/%s/qemu-server/%d.conf' does not exist", host, id)
+}
+
+// NumberOr parses a number; what is no number counts as otherwise.
+func NumberOr(s string, otherwise int) int {
+	if n, err := strconv.Atoi(s); err == nil {
+		return n
+	}
+	return otherwise
 }
 
 func firstError(errs ...error) error {
@@ -438,10 +450,7 @@ func checkOptions(config map[string]string) error {
 		}
 		config[key] = stored
 	}
-	if len(wrong) > 0 {
-		return badParams(wrong)
-	}
-	return nil
+	return BadParams(wrong)
 }
 
 func checkOption(key, value string) (stored, problem string) {
@@ -526,11 +535,7 @@ func (v *vm) checkBalloon(set map[string]string) error {
 				break
 			}
 		}
-		n, err := strconv.Atoi(otherwise)
-		if err != nil {
-			return 0
-		}
-		return n
+		return NumberOr(otherwise, 0)
 	}
 	_, memory := set["memory"]
 	_, balloon := set["balloon"]
