@@ -191,9 +191,8 @@ func (x *exchanged) exchange(px cluster.Proxmox, strategy cluster.Strategy, run 
 
 func (x *exchanged) interrupt(t *testing.T, px *dying, strategy cluster.Strategy) {
 	t.Helper()
-	if err := x.exchange(px, strategy, "r1"); err == nil {
-		t.Fatal("it was not interrupted")
-	}
+	err := x.exchange(px, strategy, "r1")
+	must.Never(t, err == nil, "it was not interrupted")
 }
 
 func (s *server) carryOut(root step.Step) error { return (&step.Runner{}).Run(s.t.Context(), root) }
@@ -283,9 +282,7 @@ func (s *server) dataImage(key string) (volid string) {
 	if s.row(volid) == nil {
 		s.ownISO(volid)
 		e := s.wait(s.upload(part{name: "content", value: "import"}, file(name, string(dataImages()[key].bytes()))))
-		if e.Exit != "OK" {
-			s.t.Fatalf("upload of %s ended with %q: %q", name, e.Exit, e.Log)
-		}
+		must.Never(s.t, e.Exit != "OK", "upload of %s ended with %q: %q", name, e.Exit, e.Log)
 	}
 	return volid
 }
@@ -536,9 +533,8 @@ func TestClientIsNotLetIn(t *testing.T) {
 		began := time.Now()
 		err := s.asking(o)
 		e, ok := errors.AsType[*api.Error](err)
-		if took := time.Since(began); !ok || e.Status != http.StatusUnauthorized || took < 2900*time.Millisecond || took > 6*time.Second {
-			t.Errorf("%v after %v", err, took)
-		}
+		took := time.Since(began)
+		must.Not(t, !ok || e.Status != http.StatusUnauthorized || took < 2900*time.Millisecond || took > 6*time.Second, "%v after %v", err, took)
 	})
 	story(t, "by a certificate that is not the pinned one", 0, func(t *testing.T, s *server) {
 		o := s.trusting()
@@ -704,13 +700,10 @@ func TestPermissions(t *testing.T) {
 		for _, path := range []string{"/vms/" + itoa(id), "/storage/nosuch"} {
 			answer := object(t, s.get("/access/permissions", "path="+path))
 			held, there := answer[path]
-			if len(answer) != 1 || !there {
-				t.Fatalf("asked about %s: %v", path, answer)
-			}
+			must.Never(t, len(answer) != 1 || !there, "asked about %s: %v", path, answer)
 			for privilege, propagates := range object(t, held) {
-				if p := text(propagates); p != "0" && p != "1" {
-					t.Errorf("%s at %s is %v, neither 0 nor 1", privilege, path, propagates)
-				}
+				p := text(propagates)
+				must.Not(t, p != "0" && p != "1", "%s at %s is %v, neither 0 nor 1", privilege, path, propagates)
 			}
 		}
 	})
@@ -727,9 +720,8 @@ func TestPermissions(t *testing.T) {
 			"/cluster/status": http.StatusForbidden, at + "/time": http.StatusForbidden,
 			"/version": http.StatusOK, "/nodes": http.StatusOK, at + "/version": http.StatusOK, // everybody may see them
 		} {
-			if r := s.poor(http.MethodGet, path); r.Code != want {
-				t.Errorf("GET %s: %s", path, r.Status)
-			}
+			r := s.poor(http.MethodGet, path)
+			must.Not(t, r.Code != want, "GET %s: %s", path, r.Status)
 		}
 	})
 }
@@ -742,9 +734,8 @@ func TestUserPermissions(t *testing.T) {
 		at := standing["/vms"]
 		same(t, audits, at.Whole)
 		for privilege := range at.Token {
-			if _, has := at.User[privilege]; at.Whole && !has {
-				t.Errorf("the token has %s on /vms, its user has not", privilege)
-			}
+			_, has := at.User[privilege]
+			must.Not(t, at.Whole && !has, "the token has %s on /vms, its user has not", privilege)
 		}
 	})
 }
@@ -769,20 +760,15 @@ func TestDoctor(t *testing.T) {
 			"Sys.Audit on /", "VM.Allocate on /vms", "VM.Config.Disk on /vms", "Datastore.AllocateSpace on /storage/" + s.place.storage,
 			"Datastore.AllocateTemplate on /storage/" + s.place.isoStorage, "SDN.Use on /sdn/zones/localnetwork/" + s.place.bridge,
 		} {
-			if !slices.ContainsFunc(res.Needs, func(n checkup.NeedStatus) bool { return n.Privilege+" on "+n.Path == want }) {
-				t.Errorf("%s is not said to be needed", want)
-			}
+			must.Not(t, !slices.ContainsFunc(res.Needs, func(n checkup.NeedStatus) bool { return n.Privilege+" on "+n.Path == want }), "%s is not said to be needed", want)
 		}
-		if major, _, _ := strings.Cut(res.Version, "."); major != "8" && major != "9" {
-			t.Errorf("version %q", res.Version)
-		}
+		major, _, _ := strings.Cut(res.Version, ".")
+		must.Not(t, major != "8" && major != "9", "version %q", res.Version)
 	})
 	story(t, "nothing but what the token lacks is in the way", 0, func(t *testing.T, s *server) {
 		id := s.newVM("scsi0="+s.place.storage+":1,serial=system", "net0=virtio,bridge="+s.place.bridge)
 		for _, c := range s.doctor(id).Checks {
-			if c.State == checkup.Problem && !strings.HasPrefix(c.What, "clock of ") && (c.Group == checkup.GroupProxmox || c.Group == checkup.GroupStorage) {
-				t.Errorf("%s: %s: %s", c.Group, c.What, c.Seen)
-			}
+			must.Not(t, c.State == checkup.Problem && !strings.HasPrefix(c.What, "clock of ") && (c.Group == checkup.GroupProxmox || c.Group == checkup.GroupStorage), "%s: %s: %s", c.Group, c.What, c.Seen)
 		}
 	})
 	story(t, "a VM's protection is not in the way", 0, func(t *testing.T, s *server) {

@@ -196,9 +196,7 @@ func TestCephOfHosts(t *testing.T) {
 		r := s.do(http.MethodGet, at)
 		if r.Code != http.StatusOK {
 			text := r.Status + " " + string(r.Body)
-			if r.Code != http.StatusInternalServerError || !strings.Contains(text, "binary not installed: /usr/bin/ceph-mon") && !strings.Contains(text, "pveceph configuration not initialized") {
-				t.Fatal(text)
-			}
+			must.Never(t, r.Code != http.StatusInternalServerError || !strings.Contains(text, "binary not installed: /usr/bin/ceph-mon") && !strings.Contains(text, "pveceph configuration not initialized"), "%v", text)
 			return
 		}
 		health := object(t, object(t, r.Data)["health"])
@@ -228,9 +226,7 @@ func TestHostMemory(t *testing.T) {
 		memory := object(t, object(t, s.get("/nodes/"+s.place.node+"/status"))["memory"])
 		total, _ := memory["total"].(float64)
 		used, _ := memory["used"].(float64)
-		if total <= 0 || used < 0 || used > total {
-			t.Fatalf("memory %v", memory)
-		}
+		must.Never(t, total <= 0 || used < 0 || used > total, "memory %v", memory)
 		free, err := s.newClient().FreeMemory(t.Context(), s.place.node)
 		must.Not(t, err != nil || free <= 0 || free > int64(total),
 			"free memory of %s: %d of %.0f bytes, %v", s.place.node, free, total, err)
@@ -254,9 +250,8 @@ func (s *server) managesHA() {
 func (s *server) newManaged(state string) int {
 	s.t.Helper()
 	id := s.newVM()
-	if r := s.do(http.MethodPost, haResources, "sid=vm:"+itoa(id), "state="+state); r.Code != http.StatusOK {
-		s.t.Fatalf("put VM %d under HA: %s", id, r.Status)
-	}
+	r := s.do(http.MethodPost, haResources, "sid=vm:"+itoa(id), "state="+state)
+	must.Never(s.t, r.Code != http.StatusOK, "put VM %d under HA: %s", id, r.Status)
 	return id
 }
 

@@ -84,9 +84,8 @@ func TestCreateDrives(t *testing.T) {
 		s.holds("/vms", "VM.Clone")
 		volid := s.volid(s.newVM("scsi0="+s.disk()), "scsi0")
 		id := s.newVM("scsi0=" + s.place.storage + ":0,import-from=" + volid)
-		if got := s.config(id)["scsi0"]; diskName(got) != fmt.Sprintf("vm-%d-disk-0", id) || !strings.Contains(got, "size=1G") || strings.Contains(got, "import-from") {
-			t.Errorf("%s", got)
-		}
+		got := s.config(id)["scsi0"]
+		must.Not(t, diskName(got) != fmt.Sprintf("vm-%d-disk-0", id) || !strings.Contains(got, "size=1G") || strings.Contains(got, "import-from"), "%s", got)
 		_, r := s.create("scsi0=" + s.disk() + ",import-from=" + volid)
 		want := map[string]string{"scsi0": "'import-from' requires special syntax - use <storage ID>:0,import-from=<source>"}
 		wantRefusal(t, r, refused, want)
@@ -563,9 +562,8 @@ func TestHotplug(t *testing.T) {
 		id := s.newVM("scsi0="+s.disk(), "scsi1="+s.disk(), "boot=order=scsi0;scsi1")
 		before := s.config(id)["scsi0"]
 		s.start(id)
-		if r := s.do(http.MethodPut, s.vm(id, "config"), "delete=scsi0"); r.Code != http.StatusBadRequest {
-			t.Fatalf("%s %s", r.Status, r.Body)
-		}
+		r := s.do(http.MethodPut, s.vm(id, "config"), "delete=scsi0")
+		must.Never(t, r.Code != http.StatusBadRequest, "%s %s", r.Status, r.Body)
 		s.put(s.vm(id, "config"), "revert=scsi0")
 		s.wantWaiting(id, map[string]pendingRow{"boot": {Value: "order=scsi0;scsi1", Pending: "order=scsi1"}})
 		s.put(s.vm(id, "config"), "revert=boot")
@@ -697,9 +695,7 @@ func TestMigrationPreconditions(t *testing.T) {
 			s.skipf("needs another PVE_STORAGE than PVE_SHARED_STORAGE")
 		}
 		disks, _ := read(s, id)["local_disks"].([]any)
-		if len(disks) != 1 {
-			t.Fatalf("%v", disks)
-		}
+		must.Never(t, len(disks) != 1, "%v", disks)
 		same(t, s.volid(id, "scsi1"), text(object(t, disks[0])["volid"]))
 	})
 }

@@ -121,9 +121,7 @@ func (s *server) alloc(id int) (volid string) {
 		name += ".raw"
 	}
 	r := s.do(http.MethodPost, "/nodes/"+s.place.node+"/storage/"+s.place.storage+"/content", "filename="+name, "vmid="+itoa(id), "size=1G")
-	if r.Code != http.StatusOK {
-		s.t.Fatalf("allocate %s: %s %s", name, r.Status, r.Body)
-	}
+	must.Never(s.t, r.Code != http.StatusOK, "allocate %s: %s %s", name, r.Status, r.Body)
 	return text(r.Data)
 }
 
@@ -133,9 +131,8 @@ func TestDeleteVM(t *testing.T) {
 		id := s.newVM("scsi0="+s.disk(), "scsi1="+s.disk(), "bios=ovmf", "efidisk0="+s.disk()+",efitype=4m",
 			"tpmstate0="+s.disk()+",version=v2.0", "ide2="+s.place.storage+":cloudinit")
 		s.put(s.vm(id, "config"), "delete=scsi1")
-		if got := s.volumes(s.place.storage, id); len(got) != 5 {
-			t.Fatalf("%q", got)
-		}
+		got := s.volumes(s.place.storage, id)
+		must.Never(t, len(got) != 5, "%q", got)
 		s.taskOK(del, s.vm(id, ""))
 		s.wantVolumes(id)
 	})
@@ -350,9 +347,8 @@ func TestReassignOfRunning(t *testing.T) {
 		value := s.config(id)["unused0"]
 		must.Not(t, diskName(value) != fmt.Sprintf("vm-%d-disk-1", id) || strings.Contains(value, ","), "unused0: %s", value)
 		s.reassigned(id, "unused0", other, "target-disk=scsi1")
-		if got, want := s.config(other)["scsi1"], s.volid(other, "scsi1")+",size=1G"; got != want && got != s.volid(other, "scsi1") {
-			t.Errorf("%s, want %s", got, want)
-		}
+		got, want := s.config(other)["scsi1"], s.volid(other, "scsi1")+",size=1G"
+		must.Not(t, got != want && got != s.volid(other, "scsi1"), "%s, want %s", got, want)
 		s.wantKey(id, "unused0", "")
 	})
 	story(t, "the target is given it at once", 0, func(t *testing.T, s *server) {
@@ -484,9 +480,7 @@ func TestLinkedClone(t *testing.T) {
 		same(t, itoa(linked), text(s.row(want)["vmid"]))
 		wantExit(t, s.task(http.MethodDelete, s.vm(id, "")), "base volume '"+base+"' is still in use by linked cloned")
 		s.taskOK(http.MethodDelete, s.vm(linked, ""))
-		if s.row(base) == nil {
-			t.Fatal("the base volume went with the clone")
-		}
+		must.Never(t, s.row(base) == nil, "the base volume went with the clone")
 		s.taskOK(http.MethodDelete, s.vm(id, ""))
 	})
 	story(t, "can be reassigned and keeps its base", 0, func(t *testing.T, s *server) {

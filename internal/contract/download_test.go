@@ -128,9 +128,7 @@ func (s *server) download(url, name string, form ...string) reply {
 func (s *server) downloadOK(url, name string, form ...string) ended {
 	s.t.Helper()
 	e := s.wait(s.download(url, name, form...))
-	if e.Exit != "OK" {
-		s.t.Fatalf("download ended with %q: %q", e.Exit, e.Log)
-	}
+	must.Never(s.t, e.Exit != "OK", "download ended with %q: %q", e.Exit, e.Log)
 	return e
 }
 
@@ -399,9 +397,8 @@ func TestImportFrom(t *testing.T) {
 		s.taskOK(http.MethodPost, s.vm(id, "config"), "scsi1="+s.place.storage+":0,import-from="+volid+",serial=system-1,discard=on")
 		got := s.driveIs("scsi1", s.config(id)["scsi1"])
 		must.Not(t, got.Owner != id || onFiles(got.volid) && got.Size != itoa(tinyDiskBytes), "scsi1 is %+v", got)
-		if line := s.config(id)["scsi1"]; !strings.Contains(line, "serial=system-1") || !strings.Contains(line, "discard=on") || strings.Contains(line, "import-from") {
-			t.Errorf("scsi1 is %s", line)
-		}
+		line := s.config(id)["scsi1"]
+		must.Not(t, !strings.Contains(line, "serial=system-1") || !strings.Contains(line, "discard=on") || strings.Contains(line, "import-from"), "scsi1 is %s", line)
 		must.Not(t, s.sim != nil && got.Bytes != sum(string(tinyDisk())), "it has other bytes than the image")
 		must.Not(t, s.row(volid) == nil, "the image is gone")
 	})

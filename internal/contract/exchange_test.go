@@ -152,9 +152,8 @@ func arounds() map[string]around {
 		"HA": {
 			may: (*server).managesHA,
 			prepare: func(s *server, x *exchanged) {
-				if r := s.do(http.MethodPost, haResources, "sid=vm:"+itoa(x.id), "state=stopped", "max_restart=3"); r.Code != http.StatusOK {
-					s.t.Fatalf("put VM %d under HA: %s", x.id, r.Status)
-				}
+				r := s.do(http.MethodPost, haResources, "sid=vm:"+itoa(x.id), "state=stopped", "max_restart=3")
+				must.Never(s.t, r.Code != http.StatusOK, "put VM %d under HA: %s", x.id, r.Status)
 			},
 			look: func(s *server, x *exchanged) any {
 				got := object(s.t, s.get(haResources+"/vm:"+itoa(x.id)))
@@ -264,9 +263,7 @@ func (s *server) minimal(strategy string) *pve.Client {
 	const id = "recast@pve!roll"
 	s.sim.world.AddToken(world.Token{ID: id, Secret: secret, Privsep: true})
 	commands := documented(strategy)
-	if len(commands) < 4 {
-		s.t.Fatalf("permissions.md shows only %v for %s", commands, strategy)
-	}
+	must.Never(s.t, len(commands) < 4, "permissions.md shows only %v for %s", commands, strategy)
 	for _, g := range commands {
 		path := g.path
 		if path == "/storage/isos" { // it represents those of images.iso.storage
@@ -663,9 +660,8 @@ func (u unfinished) isolated(t *testing.T, s *server, k int) {
 	})
 	px.then = func(made int) { s.sim.world.SetQuorum(made != k) }
 	s.sim.world.SetQuorum(k > 0)
-	if err := x.resume(px, u.strategy, "r1", u.putBack); err == nil || px.done != k {
-		t.Errorf("without quorum after change %d it made %d, and ended with: %v", k, px.done, err)
-	}
+	err := x.resume(px, u.strategy, "r1", u.putBack)
+	must.Not(t, err == nil || px.done != k, "without quorum after change %d it made %d, and ended with: %v", k, px.done, err)
 	x.wantAllThere(t)
 	s.sim.world.SetQuorum(true)
 }
@@ -808,9 +804,7 @@ func (s *server) claimant(id int, run string) *claim.Claim {
 func (s *server) beat(id int) int {
 	s.t.Helper()
 	state, found, err := claim.Peek([]cluster.VM{s.read(id)}, exchangeCluster, cluster.VMID(id))
-	if err != nil || !found {
-		s.t.Fatalf("no claim: %v", err)
-	}
+	must.Never(s.t, err != nil || !found, "no claim: %v", err)
 	return state.Beat
 }
 
@@ -877,9 +871,8 @@ func TestClaimLost(t *testing.T) {
 				}
 				return true
 			})
-			if err := x.exchange(px, u.strategy, "r1"); fault.KindOf(err) != fault.Claimed || px.done != k {
-				t.Errorf("it made %d changes and ended with: %v", px.done, err)
-			}
+			err := x.exchange(px, u.strategy, "r1")
+			must.Not(t, fault.KindOf(err) != fault.Claimed || px.done != k, "it made %d changes and ended with: %v", px.done, err)
 			x.wantAllThere(t)
 		})
 	}

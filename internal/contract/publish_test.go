@@ -85,9 +85,7 @@ func (s *server) wantISO(name string, size int) {
 func (s *server) uploadOK(parts ...part) ended {
 	s.t.Helper()
 	e := s.wait(s.upload(parts...))
-	if e.Exit != "OK" {
-		s.t.Fatalf("upload ended with %q: %q", e.Exit, e.Log)
-	}
+	must.Never(s.t, e.Exit != "OK", "upload ended with %q: %q", e.Exit, e.Log)
 	return e
 }
 
@@ -127,9 +125,7 @@ func TestUploadElsewhere(t *testing.T) {
 		s.crosses(r.Status)
 		e := s.wait(r)
 		s.crosses(e.Exit)
-		if e.Exit != "OK" {
-			t.Fatalf("ended with %q", e.Exit)
-		}
+		must.Never(t, e.Exit != "OK", "ended with %q", e.Exit)
 		same(t, s.place.node, strings.Split(e.UPID, ":")[1])
 		same(t, 5, s.isoSize(s.place.node2, s.place.isoStorage, name))
 		if r := s.do(http.MethodDelete, "/nodes/"+s.place.node2+"/storage/"+s.place.isoStorage+"/content/iso/"+name); r.Code == http.StatusOK {
@@ -141,9 +137,8 @@ func TestUploadElsewhere(t *testing.T) {
 		s.holds("/storage/"+storage, "Datastore.AllocateTemplate", "Datastore.AllocateSpace")
 		name := s.isoName()
 		s.ownISO(storage + ":iso/" + name)
-		if e := s.wait(s.uploadTo(s.place.node, storage, iso(), file(name, "bytes"))); e.Exit != "OK" {
-			t.Fatalf("ended with %q", e.Exit)
-		}
+		e := s.wait(s.uploadTo(s.place.node, storage, iso(), file(name, "bytes")))
+		must.Never(t, e.Exit != "OK", "ended with %q", e.Exit)
 		same(t, 5, s.isoSize(s.place.node2, storage, name))
 		id := s.newVMOn(s.place.node2, "scsi0="+storage+":1")
 		same(t, 1, len(s.volumes(storage, id)))
@@ -277,9 +272,8 @@ func TestUploadStorages(t *testing.T) {
 		s.http.CloseIdleConnections() // a reused connection gets another answer:
 		same(t, want, s.send(upload()).Status)
 		s.get("/version")
-		if got := s.send(upload()); got.Status != "400 bad request" && got.Status != want {
-			t.Errorf("%s, want 400 bad request, or %s", got.Status, want)
-		}
+		got := s.send(upload())
+		must.Not(t, got.Status != "400 bad request" && got.Status != want, "%s, want 400 bad request, or %s", got.Status, want)
 	})
 }
 
@@ -366,9 +360,8 @@ func TestClientUploadElsewhere(t *testing.T) {
 		u := s.clientUpload(s.isoName(), "somewhere else")
 		u.Host = s.place.node2
 		t.Cleanup(func() {
-			if err := s.client.DeleteISO(context.WithoutCancel(t.Context()), images.StoredISO{Host: u.Host, Storage: u.Storage, Name: u.Name}); err != nil {
-				t.Error(err)
-			}
+			err := s.client.DeleteISO(context.WithoutCancel(t.Context()), images.StoredISO{Host: u.Host, Storage: u.Storage, Name: u.Name})
+			must.Not(t, err != nil, "%v", err)
 		})
 		if err := s.client.Upload(t.Context(), u); err != nil {
 			s.crosses(err.Error())
@@ -491,9 +484,8 @@ func TestClientUses(t *testing.T) {
 		wantUses("in a snapshot alone", "snapshot before of "+vm)
 	})
 	story(t, "are not told a token that does not see every VM", poorToken, func(t *testing.T, s *server) {
-		if uses, err := s.poorClient().Uses(t.Context()); fault.KindOf(err) != fault.Refused {
-			t.Errorf("%v, error %v", uses, err)
-		}
+		uses, err := s.poorClient().Uses(t.Context())
+		must.Not(t, fault.KindOf(err) != fault.Refused, "%v, error %v", uses, err)
 	})
 }
 

@@ -127,9 +127,7 @@ func TestBodies(t *testing.T) {
 	story(t, "may be JSON", 0, func(t *testing.T, s *server) {
 		id := s.newVM()
 		got := s.raw(http.MethodPut, s.vm(id, "config"), "application/json", []byte(`{"onboot":1,"cores":2,"memory":"96","tags":"b;a"}`))
-		if got.Status != "200 OK" {
-			t.Fatal(got.Status, got.Errors)
-		}
+		must.Never(t, got.Status != "200 OK", "%v %v", got.Status, got.Errors)
 		c := s.config(id)
 		same(t, []string{"1", "2", "96", "a;b"}, []string{c["onboot"], c["cores"], c["memory"], c["tags"]})
 	})
@@ -581,14 +579,11 @@ func realPlace(t *testing.T) (place, bool) {
 	for name, value := range map[string]string{
 		"PVE_TOKEN": p.token, "PVE_NODE": p.node, "PVE_STORAGE": p.storage, "PVE_ISO_STORAGE": p.isoStorage,
 	} {
-		if value == "" {
-			t.Fatalf("%s is not set; PVE_ENDPOINT alone is not enough", name)
-		}
+		must.Never(t, value == "", "%s is not set; PVE_ENDPOINT alone is not enough", name)
 	}
 	vmids := cmp.Or(os.Getenv("PVE_VMIDS"), "90000-90099")
-	if n, err := fmt.Sscanf(vmids, "%d-%d", &p.first, &p.last); n != 2 || err != nil || p.first < 100 || p.last < p.first {
-		t.Fatalf("PVE_VMIDS is %q, not a range such as 90000-90099", vmids)
-	}
+	n, err := fmt.Sscanf(vmids, "%d-%d", &p.first, &p.last)
+	must.Never(t, n != 2 || err != nil || p.first < 100 || p.last < p.first, "PVE_VMIDS is %q, not a range such as 90000-90099", vmids)
 	return p, true
 }
 
@@ -610,12 +605,8 @@ func newReal(t *testing.T, p place) *server {
 	})
 	s.client = s.connect(s.trusting())
 	swept.once.Do(s.sweep)
-	if !swept.done {
-		t.Fatal("what is in PVE_VMIDS could not be read: the first failure says why")
-	}
-	if swept.alien != "" {
-		t.Fatalf("%s is in PVE_VMIDS, but these tests did not make it: give them a range of their own", swept.alien)
-	}
+	must.Never(t, !swept.done, "what is in PVE_VMIDS could not be read: the first failure says why")
+	must.Never(t, swept.alien != "", "%s is in PVE_VMIDS, but these tests did not make it: give them a range of their own", swept.alien)
 	return s
 }
 

@@ -25,6 +25,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -82,9 +83,8 @@ func TestSuite(t *testing.T) {
 		s.taskOK(http.MethodPost, s.vm(orphan, "move_disk"), "disk=scsi0", "target-vmid="+itoa(id), "target-disk=scsi1")
 		s.removeAll()
 		for _, vm := range []int{id, orphan} {
-			if node, found := s.where(vm); found {
-				t.Errorf("VM %d is still on %s", vm, node)
-			}
+			node, found := s.where(vm)
+			must.Not(t, found, "VM %d is still on %s", vm, node)
 			left := s.volumes(s.place.storage, vm)
 			must.Not(t, len(left) > 0, "VM %d has left %q", vm, left)
 		}
@@ -158,7 +158,8 @@ func run(t *testing.T, n needs, test func(t *testing.T, s *server)) {
 	t.Helper()
 	p, isReal := realPlace(t)
 	if !isReal {
-		must.Bubble(t, func(t *testing.T) { test(t, newSimulated(t)) })
+		t.Parallel()
+		synctest.Test(t, func(t *testing.T) { test(t, newSimulated(t)) })
 		return
 	}
 	if lacks := p.lacks(n); len(lacks) > 0 {
@@ -289,9 +290,7 @@ func (s *server) request(token, method, path, contentType string, body []byte) *
 func (s *server) send(req *http.Request) reply {
 	s.t.Helper()
 	r, err := s.try(req)
-	if err != nil {
-		s.t.Fatalf("%s %s: %v", req.Method, req.URL.Path, err)
-	}
+	must.Never(s.t, err != nil, "%s %s: %v", req.Method, req.URL.Path, err)
 	return r
 }
 
@@ -324,18 +323,15 @@ func (s *server) try(req *http.Request) (reply, error) {
 func (s *server) get(path string, form ...string) any {
 	s.t.Helper()
 	r := s.do(http.MethodGet, path, form...)
-	if r.Code != http.StatusOK {
-		s.t.Fatalf("GET %s: %s %s", path, r.Status, r.Body)
-	}
+	must.Never(s.t, r.Code != http.StatusOK, "GET %s: %s %s", path, r.Status, r.Body)
 	return r.Data
 }
 
 // put makes a synchronous change, and fails the test on an error.
 func (s *server) put(path string, form ...string) {
 	s.t.Helper()
-	if r := s.do(http.MethodPut, path, form...); r.Code != http.StatusOK {
-		s.t.Fatalf("PUT %s %q: %s %s", path, form, r.Status, r.Body)
-	}
+	r := s.do(http.MethodPut, path, form...)
+	must.Never(s.t, r.Code != http.StatusOK, "PUT %s %q: %s %s", path, form, r.Status, r.Body)
 }
 
 type ended struct {
@@ -353,9 +349,7 @@ func (s *server) task(method, path string, form ...string) ended {
 func (s *server) taskOK(method, path string, form ...string) ended {
 	s.t.Helper()
 	e := s.task(method, path, form...)
-	if e.Exit != "OK" {
-		s.t.Fatalf("%s %s %q: task ended with %q: %q", method, path, form, e.Exit, e.Log)
-	}
+	must.Never(s.t, e.Exit != "OK", "%s %s %q: task ended with %q: %q", method, path, form, e.Exit, e.Log)
 	return e
 }
 
@@ -363,18 +357,14 @@ func (s *server) taskOK(method, path string, form ...string) ended {
 func (s *server) wait(r reply) ended {
 	s.t.Helper()
 	upid, ok := r.Data.(string)
-	if !ok || !strings.HasPrefix(upid, "UPID:") {
-		s.t.Fatalf("no task: %s %s", r.Status, r.Body)
-	}
+	must.Never(s.t, !ok || !strings.HasPrefix(upid, "UPID:"), "no task: %s %s", r.Status, r.Body)
 	path := "/nodes/" + strings.Split(upid, ":")[1] + "/tasks/" + escape(upid)
 	for begun := time.Now(); ; time.Sleep(200 * time.Millisecond) {
 		status := object(s.t, s.get(path+"/status"))
 		if status["status"] == "stopped" {
 			return ended{UPID: upid, Exit: text(status["exitstatus"]), Log: s.log(path)}
 		}
-		if time.Since(begun) > 5*time.Minute {
-			s.t.Fatalf("task %s still runs after five minutes", upid)
-		}
+		must.Never(s.t, time.Since(begun) > 5*time.Minute, "task %s still runs after five minutes", upid)
 	}
 }
 
@@ -401,18 +391,14 @@ func (s *server) rows(path string, form ...string) (out []map[string]any) {
 func object(t *testing.T, data any) map[string]any {
 	t.Helper()
 	o, ok := data.(map[string]any)
-	if !ok {
-		t.Fatalf("not an object: %v", data)
-	}
+	must.Never(t, !ok, "not an object: %v", data)
 	return o
 }
 
 func list(t *testing.T, data any) []any {
 	t.Helper()
 	l, ok := data.([]any)
-	if !ok {
-		t.Fatalf("not a list: %v", data)
-	}
+	must.Never(t, !ok, "not a list: %v", data)
 	return l
 }
 

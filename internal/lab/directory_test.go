@@ -144,9 +144,8 @@ func TestLabDirectoryIsOfOneLab(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "new", "lab")
 	d := must.Get(openDirectory(dir))(t)
 	second := func() {
-		if _, err := openDirectory(dir); err == nil || !strings.Contains(err.Error(), "a lab runs in") || fault.KindOf(err) != fault.Refused {
-			t.Errorf("a second lab: %v", err)
-		}
+		_, err := openDirectory(dir)
+		must.Not(t, err == nil || !strings.Contains(err.Error(), "a lab runs in") || fault.KindOf(err) != fault.Refused, "a second lab: %v", err)
 	}
 	second() // while the first one starts
 	must.Do(t, d.write(labFiles))
@@ -186,9 +185,8 @@ func TestEnvOfEveryShell(t *testing.T) {
 		envName:  "export A='it'\\''s \\1'\nexport B='b'\nPATH='",
 		fishName: "set -gx A 'it\\'s \\\\1'\nset -gx B 'b'\nset -gx PATH '",
 	} {
-		if got := string(files[name]); !strings.HasPrefix(got, want) {
-			t.Errorf("%s: %s", name, got)
-		}
+		got := string(files[name])
+		must.Not(t, !strings.HasPrefix(got, want), "%s: %s", name, got)
 	}
 }
 
@@ -200,9 +198,8 @@ func TestDemoNoticesAWipedDisk(t *testing.T) {
 		"persistent disk data-wk2 has changed: c, before b": {"data-wk1": "a", "data-wk2": "c"},
 		"persistent disk data-wk1 is gone":                  {"data-wk2": "b"},
 	} {
-		if err := sameDisks(before, after); err == nil || err.Error() != name || fault.KindOf(err) != fault.Refused {
-			t.Errorf("%v, want %s", err, name)
-		}
+		err := sameDisks(before, after)
+		must.Not(t, err == nil || err.Error() != name || fault.KindOf(err) != fault.Refused, "%v, want %s", err, name)
 	}
 	must.Do(t, sameDisks(before, before))
 }
@@ -236,9 +233,8 @@ func TestDemoNoticesAWipedDiskOfTheWorld(t *testing.T) {
 		}()
 		must.Do(t, lab.Install(t.Context(), map[string]string{"default": "customization: {}", "storage": "customization: {}"}))
 		before := lab.Disks()
-		if err := sameDisks(before, lab.Disks()); err != nil || len(before) != 2 {
-			t.Fatalf("%d disks, nothing was done, yet: %v", len(before), err)
-		}
+		err := sameDisks(before, lab.Disks())
+		must.Never(t, err != nil || len(before) != 2, "%d disks, nothing was done, yet: %v", len(before), err)
 		wiped := lab.World.Persistent()[1]
 		lab.World.Media(wiped.Volid, "pve1").Write(nil)
 		must.Contain(t, "error", fmt.Sprint(sameDisks(before, lab.Disks())), wiped.Serial+" has changed")

@@ -84,9 +84,8 @@ func TestHostsReachTheFactory(t *testing.T) {
 				Storage: sim.ISOStorage, Content: "iso", Filename: name, URL: "http://127.0.0.1:8080/versions",
 			})
 			must.Do(t, err)
-			if task, _ := lab.World.WaitTask(upid); task.ExitStatus != want {
-				t.Errorf("%s: %s, want %s", name, task.ExitStatus, want)
-			}
+			task, _ := lab.World.WaitTask(upid)
+			must.Not(t, task.ExitStatus != want, "%s: %s, want %s", name, task.ExitStatus, want)
 			must.Equal(t, name+": stored", want == "OK", lab.World.Media(sim.ISOStorage+":iso/"+name, "pve1") != nil)
 		}
 	})
@@ -130,9 +129,7 @@ func TestKubeletInTrouble(t *testing.T) {
 func kubeletState(t *testing.T, c *client.Client) string {
 	t.Helper()
 	infos, err := c.ServiceInfo(t.Context(), "kubelet")
-	if err != nil || len(infos) != 1 {
-		t.Fatalf("%v, %v", infos, err)
-	}
+	must.Never(t, err != nil || len(infos) != 1, "%v, %v", infos, err)
 	events := infos[0].Service.GetEvents().GetEvents()
 	return infos[0].Service.GetState() + " " + events[len(events)-1].GetMsg()
 }
@@ -186,9 +183,7 @@ func reconfigure(t *testing.T, c *client.Client, old, fresh string) {
 	mc := must.Get(safe.StateGetByID[*configres.MachineConfig](t.Context(), c.COSI, configres.ActiveID))(t)
 	raw, err := mc.Provider().Bytes()
 	must.Do(t, err)
-	if !bytes.Contains(raw, []byte(old)) {
-		t.Fatalf("the configuration has no %s", old)
-	}
+	must.Never(t, !bytes.Contains(raw, []byte(old)), "the configuration has no %s", old)
 	_, err = c.ApplyConfiguration(t.Context(), &machineapi.ApplyConfigurationRequest{
 		Data: bytes.ReplaceAll(raw, []byte(old), []byte(fresh)), Mode: machineapi.ApplyConfigurationRequest_NO_REBOOT,
 	})
@@ -289,9 +284,7 @@ func kubeletFollows(t *testing.T, lab *sim.Lab, k *kubernetes.Clientset) {
 		if line := version + " " + string(ready); len(seen) == 0 || seen[len(seen)-1] != line {
 			seen = append(seen, line)
 		}
-		if n.UID != before.UID || n.Status.NodeInfo.BootID != before.Status.NodeInfo.BootID {
-			t.Fatal("the machine was booted")
-		}
+		must.Never(t, n.UID != before.UID || n.Status.NodeInfo.BootID != before.Status.NodeInfo.BootID, "the machine was booted")
 		time.Sleep(time.Second)
 	}
 	must.Equal(t, "Diff", "", gocmp.Diff([]string{"v1.35.4 True", "v1.36.1 False", "v1.36.1 True"}, seen))
@@ -383,9 +376,7 @@ func TestNodeDrainsItselfForAnUpgrade(t *testing.T) {
 		cp, wk := machineClient(t, lab, "cp1"), machineClient(t, lab, "wk1")
 		time.Sleep(time.Minute)
 		before := must.Get(lab.Kube.Node(t.Context(), "wk1"))(t)
-		if webOn(t, lab, "wk1") == 0 {
-			t.Fatal("nothing to drain")
-		}
+		must.Never(t, webOn(t, lab, "wk1") == 0, "nothing to drain")
 		upgrade(t, wk, installer(t, cp))
 		must.Equal(t, "the node was", "cordoned by talos, open", watch(t, lab, "wk1", 5*time.Minute))
 		if n := webOn(t, lab, "wk1"); n > 0 {
@@ -609,8 +600,7 @@ func TestRaftIndex(t *testing.T) {
 		}
 		must.Equal(t, "index", before+2, index())
 		time.Sleep(time.Minute)
-		if idle := index(); idle < before+2+6*3 {
-			t.Errorf("a minute in which three kubelets renewed their leases ended at %d, it began at %d", idle, before+2)
-		}
+		idle := index()
+		must.Not(t, idle < before+2+6*3, "a minute in which three kubelets renewed their leases ended at %d, it began at %d", idle, before+2)
 	})
 }

@@ -185,13 +185,10 @@ func TestInstallerReferences(t *testing.T) {
 		must.Equal(t, "latest", byTag, digest("nocloud-installer/"+id+":latest"))
 		must.Equal(t, "by digest", byTag, digest("nocloud-installer/"+id+"@"+byTag))
 		metal := digest("installer/" + id + ":" + talosVersion)
-		if got := digest("metal-installer/" + id + ":" + talosVersion); got != metal || got == byTag {
-			t.Errorf("metal-installer = %s, installer = %s, nocloud-installer = %s", got, metal, byTag)
-		}
+		got := digest("metal-installer/" + id + ":" + talosVersion)
+		must.Not(t, got != metal || got == byTag, "metal-installer = %s, installer = %s, nocloud-installer = %s", got, metal, byTag)
 		idx, err := l.pull(registryAddr + "/factory/nocloud-installer/" + id + ":" + talosVersion)
-		if err != nil {
-			t.Fatalf("the factory keeps its installers in the registry: %v", err)
-		}
+		must.Never(t, err != nil, "the factory keeps its installers in the registry: %v", err)
 		must.Get(artefact.ReadInstaller(idx, "arm64"))(t)
 	})
 }
@@ -388,14 +385,11 @@ func TestBuilt(t *testing.T) {
 func TestStore(t *testing.T) {
 	inLabWith(t, func(o *factoryapi.Options) { o.Store = "http://" + storeAddr }, func(t *testing.T, l *lab) {
 		path := "/image/" + l.register(nil) + "/" + talosVersion + "/nocloud-amd64.iso"
-		if head, _ := l.do(http.MethodHead, path, ""); head.StatusCode != http.StatusOK || head.ContentLength < 1 {
-			t.Errorf("HEAD: %s, %d bytes", head.Status, head.ContentLength)
-		}
+		head, _ := l.do(http.MethodHead, path, "")
+		must.Not(t, head.StatusCode != http.StatusOK || head.ContentLength < 1, "HEAD: %s, %d bytes", head.Status, head.ContentLength)
 		resp, _ := l.do(http.MethodGet, path, "")
 		link := resp.Header.Get("Location")
-		if resp.StatusCode != http.StatusFound || !strings.HasPrefix(link, "http://"+storeAddr+"/") {
-			t.Fatalf("GET: %s to %q", resp.Status, link)
-		}
+		must.Never(t, resp.StatusCode != http.StatusFound || !strings.HasPrefix(link, "http://"+storeAddr+"/"), "GET: %s to %q", resp.Status, link)
 		name, _, _ := strings.Cut(strings.TrimPrefix(link, "http://"+storeAddr), "?")
 		for text, tc := range map[string]struct {
 			link, authorization string
@@ -426,9 +420,7 @@ func TestDeletedManifestsLoseTheirTags(t *testing.T) {
 	repository := must.Get(name.NewRepository(registryAddr + "/acme/talos"))(t)
 	one, errOne := random.Image(16, 1)
 	other, errOther := random.Image(16, 1)
-	if errOne != nil || errOther != nil {
-		t.Fatal(errOne, errOther)
-	}
+	must.Never(t, errOne != nil || errOther != nil, "%v %v", errOne, errOther)
 	for tag, img := range map[string]remote.Taggable{"a": one, "b": one, "c": other} {
 		must.Do(t, remote.Push(repository.Tag(tag), img, opts...))
 	}
@@ -539,9 +531,7 @@ func (l *lab) do(method, path, body string) (*http.Response, string) {
 func (l *lab) iso(id string) artefact.Image {
 	l.t.Helper()
 	resp, body := l.do(http.MethodGet, "/image/"+id+"/"+talosVersion+"/nocloud-amd64.iso", "")
-	if resp.StatusCode != http.StatusOK {
-		l.t.Fatalf("ISO: %s: %s", resp.Status, body)
-	}
+	must.Never(l.t, resp.StatusCode != http.StatusOK, "ISO: %s: %s", resp.Status, body)
 	return must.Get(artefact.ReadISO([]byte(body)))(l.t)
 }
 
@@ -595,9 +585,7 @@ func TestPatchStory(t *testing.T) {
 
 		oldDigest, after, err := l.catalog.Patch(t.Context(), talosVersion, "qemu-guest-agent")
 		must.Do(t, err)
-		if oldDigest != before || after == before {
-			t.Fatalf("patched %s to %s, was listed as %s", oldDigest, after, before)
-		}
+		must.Never(t, oldDigest != before || after == before, "patched %s to %s, was listed as %s", oldDigest, after, before)
 
 		must.Equal(t, "a running factory lists what it has cached", before, l.listed())
 		require("ISO of a running factory", l.iso(first), before)
@@ -646,9 +634,8 @@ func TestInstallersSayWhenTheyWereBuilt(t *testing.T) {
 			"it says that it was built at %s, not after %s", first.At, before)
 		time.Sleep(time.Hour)
 		must.Equal(t, "the same asset by its other name", first, installer("metal-installer"))
-		if _, _, err := l.catalog.Patch(t.Context(), talosVersion, "qemu-guest-agent"); err != nil {
-			t.Fatal(err)
-		}
+		_, _, err := l.catalog.Patch(t.Context(), talosVersion, "qemu-guest-agent")
+		must.Never(t, err != nil, "%v", err)
 		l.factory.Restart()
 		must.Equal(t, "what is in the registry is served as it is", first, installer("installer"))
 		lost := must.Get(name.NewDigest(registryAddr + "/factory/metal-installer/" + id + "@" + first.Digest))(t)
@@ -688,9 +675,8 @@ func TestBuildContinuesWithoutItsClient(t *testing.T) {
 		defer cancel()
 		req := must.Get(http.NewRequestWithContext(ctx, http.MethodGet,
 			"http://"+factoryAddr+"/v2/nocloud-installer/"+id+"/manifests/"+talosVersion, nil))(t)
-		if resp, err := l.transport.RoundTrip(req); err == nil {
-			t.Fatalf("answered in a second: %s", resp.Status)
-		}
+		resp, err := l.transport.RoundTrip(req)
+		must.Never(t, err == nil, "answered in a second: %v", resp)
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		must.Pass(t, must.Err(l.pull(registryAddr+"/factory/nocloud-installer/"+id+":"+talosVersion)))
@@ -709,9 +695,8 @@ func TestConcurrentRequestsShareOneBuild(t *testing.T) {
 			}()
 		}
 		first := <-got
-		if second, third := <-got, <-got; first != second || first != third {
-			t.Error("three requests got different images")
-		}
+		second, third := <-got, <-got
+		must.Not(t, first != second || first != third, "three requests got different images")
 		must.Equal(t, "took one list and one build", 3500*time.Millisecond, time.Since(started))
 	})
 }
@@ -734,9 +719,7 @@ func (l *lab) signatureOf(id string) (digest string, sig signature, found bool) 
 	img := must.Get(remote.Image(tag, remote.WithContext(l.t.Context()), remote.WithTransport(l.transport)))(l.t)
 	m := must.Get(img.Manifest())(l.t)
 	layers, err := img.Layers()
-	if err != nil || len(layers) != 1 {
-		l.t.Fatalf("%d layers, %v", len(layers), err)
-	}
+	must.Never(l.t, err != nil || len(layers) != 1, "%d layers, %v", len(layers), err)
 	content, err := layers[0].Compressed()
 	must.Do(l.t, err)
 	defer content.Close()
@@ -761,9 +744,7 @@ func (l *lab) published() *ecdsa.PublicKey {
 		return nil
 	}
 	block, _ := pem.Decode([]byte(body))
-	if block == nil || block.Type != "PUBLIC KEY" {
-		l.t.Fatalf("no key: %s", body)
-	}
+	must.Never(l.t, block == nil || block.Type != "PUBLIC KEY", "no key: %s", body)
 	return must.Get(x509.ParsePKIXPublicKey(block.Bytes))(l.t).(*ecdsa.PublicKey)
 }
 
@@ -809,9 +790,8 @@ func TestSigningKeys(t *testing.T) {
 				_, sig, found := l.signatureOf(l.register(nil))
 				must.Not(t, found != (tc.signedBy != nil) || found && !sig.by(tc.signedBy),
 					"signature: found %t, not by the key", found)
-				if got := l.published(); got == nil != (tc.published == nil) || got != nil && !got.Equal(tc.published) {
-					t.Errorf("another key is published")
-				}
+				got := l.published()
+				must.Not(t, got == nil != (tc.published == nil) || got != nil && !got.Equal(tc.published), "another key is published")
 			})
 		})
 	}

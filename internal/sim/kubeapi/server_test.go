@@ -113,9 +113,7 @@ func TestNamespaceIsTerminated(t *testing.T) {
 		bare(t, c, "old", "sleep", "infinity")
 		must.Do(t, namespaces.Delete(t.Context(), "old", metav1.DeleteOptions{}))
 		ns, err := namespaces.Get(t.Context(), "old", metav1.GetOptions{})
-		if err != nil || ns.Status.Phase != corev1.NamespaceTerminating {
-			t.Fatalf("namespace %+v, %v", ns.Status, err)
-		}
+		must.Never(t, err != nil || ns.Status.Phase != corev1.NamespaceTerminating, "namespace %+v, %v", ns.Status, err)
 		err = evict(t, c, "old", nil)
 		must.Not(t, !apierrors.IsForbidden(err) || !apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause),
 			"err = %v", err)
@@ -197,9 +195,8 @@ func TestServiceProxy(t *testing.T) {
 		time.Sleep(20 * time.Second)
 		l.LINSTOR().AddNode("wk1")
 		for _, port := range []string{"3370", "api"} {
-			if body, err := get("", "linstor-controller", port); err != nil || !strings.Contains(body, `"connection_status":"ONLINE"`) {
-				t.Errorf("%s: %s, %v", port, body, err)
-			}
+			body, err := get("", "linstor-controller", port)
+			must.Not(t, err != nil || !strings.Contains(body, `"connection_status":"ONLINE"`), "%s: %s, %v", port, body, err)
 		}
 		_, err = get("https", "linstor-controller", "3370")
 		refused(err, http.StatusServiceUnavailable, "error trying to reach service: ")
@@ -287,14 +284,11 @@ func TestTables(t *testing.T) {
 		} {
 			table := must.Get(tableOf(t, c, "/api/v1/nodes?includeObject="+include, asTable))(t)
 			var row struct{ Kind string }
-			if raw := table.Rows[0].Object.Raw; len(raw) > 0 && json.Unmarshal(raw, &row) != nil || row.Kind != want {
-				t.Errorf("includeObject=%s: %s", include, raw)
-			}
+			raw := table.Rows[0].Object.Raw
+			must.Not(t, len(raw) > 0 && json.Unmarshal(raw, &row) != nil || row.Kind != want, "includeObject=%s: %s", include, raw)
 		}
 		_, err := tableOf(t, c, "/api/v1/nodes?includeObject=All", asTable)
-		if !apierrors.IsBadRequest(err) || !strings.Contains(err.Error(), "Unable to convert to Table as requested: includeObject") {
-			t.Errorf("an unknown includeObject: %v", err)
-		}
+		must.Not(t, !apierrors.IsBadRequest(err) || !strings.Contains(err.Error(), "Unable to convert to Table as requested: includeObject"), "an unknown includeObject: %v", err)
 		plain, err := tableOf(t, c, "/api/v1/nodes", "application/json,"+asTable)
 		must.Not(t, err != nil || plain.Kind != "NodeList", "objects were preferred, got a %s, %v", plain.Kind, err)
 	})
@@ -362,9 +356,7 @@ func TestBridge(t *testing.T) {
 		must.Not(t, err != nil || time.Since(lease.Spec.RenewTime.Time) > 11*time.Second, "lease of wk1: %+v, %v", lease, err)
 
 		list, err := c.CoreV1().Pods("default").List(t.Context(), metav1.ListOptions{LabelSelector: "app=web"})
-		if err != nil || len(list.Items) != 2 {
-			t.Fatalf("pods through the lab: %v, %v", list, err)
-		}
+		must.Never(t, err != nil || len(list.Items) != 2, "pods through the lab: %v, %v", list, err)
 		pod := list.Items[0]
 		evict := func() error {
 			return c.PolicyV1().Evictions("default").Evict(t.Context(), &policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Name: pod.Name, Namespace: "default"}})
@@ -545,9 +537,8 @@ func TestPatches(t *testing.T) {
 		must.Get(maps.Create(t.Context(), cm, metav1.CreateOptions{}))(t)
 		got, err := maps.Patch(t.Context(), "x", tc.kind, []byte(tc.patch), metav1.PatchOptions{})
 		if tc.want == nil {
-			if known := apierrors.APIStatus(nil); !errors.As(err, &known) || known.Status().Code != http.StatusUnprocessableEntity {
-				t.Fatalf("err = %v, want 422", err)
-			}
+			known := apierrors.APIStatus(nil)
+			must.Never(t, !errors.As(err, &known) || known.Status().Code != http.StatusUnprocessableEntity, "err = %v, want 422", err)
 			return
 		}
 		must.Do(t, err)
@@ -623,9 +614,8 @@ func TestWatchSeesWhatItSelects(t *testing.T) {
 			var got []watch.EventType
 			for range 3 {
 				e := <-w.ResultChan()
-				if _, ok := e.Object.(*corev1.Node); !ok {
-					t.Fatalf("%s: event %s with a %T", accept, e.Type, e.Object)
-				}
+				_, ok := e.Object.(*corev1.Node)
+				must.Never(t, !ok, "%s: event %s with a %T", accept, e.Type, e.Object)
 				got = append(got, e.Type)
 			}
 			w.Stop()
@@ -650,9 +640,7 @@ func TestRecorderSeesAndBreaksRequests(t *testing.T) {
 		}
 		l.calls.Hooks(nil, nil)
 		n, err := l.Node(t.Context(), "wk1")
-		if err != nil || n.Spec.Unschedulable {
-			t.Fatalf("a request that was broken off has acted: %v, %v", n, err)
-		}
+		must.Never(t, err != nil || n.Spec.Unschedulable, "a request that was broken off has acted: %v, %v", n, err)
 		acted := false
 		l.calls.Hooks(nil, func(record.Call) {
 			n, err := l.Node(t.Context(), "wk1")
@@ -727,9 +715,7 @@ func TestListsComeInPages(t *testing.T) {
 		time.Sleep(6 * time.Minute)
 		_, err = c.List(t.Context(), metav1.ListOptions{Limit: 2, Continue: list.GetContinue()})
 		status, is := err.(apierrors.APIStatus)
-		if !is || !apierrors.IsResourceExpired(err) || status.Status().Continue == "" {
-			t.Fatalf("an old token: %v", err)
-		}
+		must.Never(t, !is || !apierrors.IsResourceExpired(err) || status.Status().Continue == "", "an old token: %v", err)
 		rest, err := c.List(t.Context(), metav1.ListOptions{Limit: 100, Continue: status.Status().Continue})
 		if err != nil || len(rest.Items) != 6 { // present objects, including newer ones
 			t.Errorf("the rest as it is now: %d, %v", len(rest.Items), err)

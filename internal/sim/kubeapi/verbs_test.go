@@ -69,9 +69,8 @@ func TestApply(t *testing.T) {
 			must.Equal(t, "what is there", step.there, now.Data)
 		}
 		before := must.Get(apply("kubectl", `{"a":"2","c":"1"}`, false, false))(t)
-		if after, err := apply("kubectl", `{"a":"2","c":"1"}`, false, false); err != nil || after.ResourceVersion != before.ResourceVersion {
-			t.Errorf("the same again is revision %s after %s, %v", after.ResourceVersion, before.ResourceVersion, err)
-		}
+		after, err := apply("kubectl", `{"a":"2","c":"1"}`, false, false)
+		must.Not(t, err != nil || after.ResourceVersion != before.ResourceVersion, "the same again is revision %s after %s, %v", after.ResourceVersion, before.ResourceVersion, err)
 	})
 }
 
@@ -88,9 +87,7 @@ func TestDaemonSetRollsOut(t *testing.T) {
 		must.Get(c.AppsV1().DaemonSets("kube-system").Patch(t.Context(), "kube-proxy", types.StrategicMergePatchType, []byte(patch), metav1.PatchOptions{}))(t)
 		for i := 0; ; i++ {
 			ds := must.Get(c.AppsV1().DaemonSets("kube-system").Get(t.Context(), "kube-proxy", metav1.GetOptions{}))(t)
-			if ds.Status.NumberReady < 2 || i > 60 {
-				t.Fatalf("after %d s: %+v", i, ds.Status)
-			}
+			must.Never(t, ds.Status.NumberReady < 2 || i > 60, "after %d s: %+v", i, ds.Status)
 			if ds.Status.ObservedGeneration == ds.Generation && ds.Status.UpdatedNumberScheduled == 3 && ds.Status.NumberReady == 3 {
 				break
 			}
@@ -161,9 +158,7 @@ func TestCustomResourcesAreServedOnceDefined(t *testing.T) {
 		l.Define(r)
 		must.Equal(t, "discovery", []string{"widgets Widget"}, groups())
 		list, err := c.Resource(r.GroupVersionResource).List(t.Context(), metav1.ListOptions{})
-		if err != nil || len(list.Items) != 0 {
-			t.Fatalf("empty: %v, %v", list, err)
-		}
+		must.Never(t, err != nil || len(list.Items) != 0, "empty: %v, %v", list, err)
 		for _, name := range []string{"b", "a"} {
 			must.Get(l.Store().Create(t.Context(), r.GroupVersionResource, widget(name, 1)))(t)
 		}
@@ -305,9 +300,8 @@ func TestUnknownFields(t *testing.T) {
 			types.StrategicMergePatchType: `strict decoding error: unknown field "spec.replcas"`,
 			types.ApplyPatchType:          "failed to create typed patch object (default/web; apps/v1, Kind=Deployment): .spec.replcas: field not declared in schema",
 		} {
-			if err := patch(kind); err == nil || !strings.HasSuffix(err.Error(), want) {
-				t.Errorf("%s: %v", kind, err)
-			}
+			err := patch(kind)
+			must.Not(t, err == nil || !strings.HasSuffix(err.Error(), want), "%s: %v", kind, err)
 		}
 	})
 }
@@ -327,9 +321,7 @@ func TestOwners(t *testing.T) {
 		must.Do(t, apply("a", `{"port":80,"protocol":"TCP","name":"http"}`))
 		must.Pass(t, apply("b", `{"port":443,"protocol":"TCP","name":"https"}`))
 		err := apply("b", `{"port":80,"protocol":"TCP","name":"web"}`)
-		if err == nil || err.Error() != `Apply failed with 1 conflict: conflict with "a": .spec.ports[port=80,protocol="TCP"].name` {
-			t.Errorf("the same port: %v", err)
-		}
+		must.Not(t, err == nil || err.Error() != `Apply failed with 1 conflict: conflict with "a": .spec.ports[port=80,protocol="TCP"].name`, "the same port: %v", err)
 	})
 }
 
@@ -348,9 +340,7 @@ func TestOpenAPI(t *testing.T) {
 			if err == nil {
 				err = json.Unmarshal(b, into)
 			}
-			if err != nil {
-				t.Fatalf("%s: %v", uri, err)
-			}
+			must.Never(t, err != nil, "%s: %v", uri, err)
 		}
 		fetch("/openapi/v3", &index)
 		for _, r := range append(store.Resources(), widgets(false)) {
@@ -635,9 +625,8 @@ func TestLonghornEvicts(t *testing.T) {
 		slices.Sort(left)
 		before, _, _ := unstructured.NestedMap(tc.wk1.Object, "status", "diskStatus", "default-disk", "scheduledReplica")
 		others, _, _ := unstructured.NestedMap(tc.wk2.Object, "status", "diskStatus", "default-disk", "scheduledReplica")
-		if diff := cmp.Diff(tc.volumes, left); diff != "" || count != len(before)+len(others) {
-			t.Errorf("%d replicas in all; on wk1 (-want +got):\n%s", count, diff)
-		}
+		diff := cmp.Diff(tc.volumes, left)
+		must.Not(t, diff != "" || count != len(before)+len(others), "%d replicas in all; on wk1 (-want +got):\n%s", count, diff)
 	})
 }
 

@@ -81,9 +81,8 @@ func TestSnapshotsHoldTheirVolumes(t *testing.T) {
 		same(t, want, list)
 		for _, path := range []string{vm + "/snapshot/one/config", vm + "/config?snapshot=one"} {
 			c := l.do("GET", path).Data.(map[string]any)
-			if diff := cmp.Diff([]any{"fast:9011/vm-9011-state-one.raw", l.config(9011)["scsi1"], nil}, []any{c["vmstate"], c["scsi1"], c["parent"]}); diff != "" {
-				t.Errorf("%s: %s", path, diff)
-			}
+			diff := cmp.Diff([]any{"fast:9011/vm-9011-state-one.raw", l.config(9011)["scsi1"], nil}, []any{c["vmstate"], c["scsi1"], c["parent"]})
+			must.Not(t, diff != "", "%s: %s", path, diff)
 		}
 		same(t, "500 snapshot 'x' does not exist", l.do("GET", vm+"/config?snapshot=x").Status)
 		l.putOK(vm+"/config", "delete=scsi1")
@@ -96,9 +95,8 @@ func TestSnapshotsHoldTheirVolumes(t *testing.T) {
 
 func (l *lab) putOK(path string, form ...string) string {
 	l.t.Helper()
-	if r := l.do("PUT", path, form...); r.Status != "200 OK" {
-		l.t.Fatalf("PUT %s %v: %+v", path, form, r)
-	}
+	r := l.do("PUT", path, form...)
+	must.Never(l.t, r.Status != "200 OK", "PUT %s %v: %+v", path, form, r)
 	return "OK"
 }
 
@@ -125,9 +123,8 @@ func TestCreateFailsCleanly(t *testing.T) {
 func TestDestroyTakesPendingVolumes(t *testing.T) {
 	inLab(t, func(t *testing.T, l *lab) {
 		l.world.FillStorage("thin")
-		if got := l.do("PUT", vm+"/config", "scsi2=fast:1", "scsi3=thin:1").Status; !strings.HasPrefix(got, "500 unable to create image") {
-			t.Fatal(got)
-		}
+		got := l.do("PUT", vm+"/config", "scsi2=fast:1", "scsi3=thin:1").Status
+		must.Never(t, !strings.HasPrefix(got, "500 unable to create image"), "%v", got)
 		same(t, nil, l.do("GET", vm+"/config?current=1").Data.(map[string]any)["scsi2"])
 		taskOK(t, l.task("DELETE", vm))
 		same(t, []string(nil), l.volumes("fast"))
@@ -152,9 +149,8 @@ func TestDeleteOfABaseVolume(t *testing.T) {
 		l.world.Grant(world.ACL{Path: "/", Who: tokenID, Role: "All", Propagate: true})
 		must.Do(t, l.world.DefineVM("pve1", 400, map[string]string{"scsi0": "fast:1", "net0": "virtio=BC:24:11:00:04:00,bridge=vmbr0"}, nil))
 		for _, step := range [][]string{{"/template"}, {"/clone", "newid=401"}, {"/clone", "newid=402", "full=1", "name=copy"}} {
-			if got := l.task("POST", "/nodes/pve1/qemu/400"+step[0], step[1:]...); got != "OK" {
-				t.Fatalf("%v: %s", step, got)
-			}
+			got := l.task("POST", "/nodes/pve1/qemu/400"+step[0], step[1:]...)
+			must.Never(t, got != "OK", "%v: %s", step, got)
 		}
 		linked, full := l.config(401), l.config(402)
 		got := []any{linked["scsi0"], linked["name"], full["scsi0"], full["name"], full["template"], linked["net0"] == full["net0"]}
@@ -532,9 +528,8 @@ func TestMigrateRefused(t *testing.T) {
 		must.Equal(t, "log", test.want, got)
 		must.Not(t, test.log != "" && !slices.Contains(log, test.log), "log: %q", log)
 		vm := must.Get(l.world.LookupVM("pve1", 9012))(t)
-		if lock := vm.Config["lock"]; lock != "" && test.want != "500 VM is locked (backup)" || vm.Running != test.running {
-			t.Errorf("lock %q, running %v", lock, vm.Running)
-		}
+		lock := vm.Config["lock"]
+		must.Not(t, lock != "" && test.want != "500 VM is locked (backup)" || vm.Running != test.running, "lock %q, running %v", lock, vm.Running)
 	})
 }
 
@@ -748,9 +743,7 @@ func richLab(t *testing.T, l *lab) {
 func TestEveryOptionIsKnown(t *testing.T) {
 	t.Parallel()
 	defined, ok := apidoctest.Schema(t).Parameters("POST", "/nodes/{node}/qemu")
-	if !ok {
-		t.Fatal("the schema has no way to create a VM")
-	}
+	must.Never(t, !ok, "the schema has no way to create a VM")
 	for _, p := range defined {
 		name := p.Name
 		if name == "numa" && p.Indexed {
@@ -892,9 +885,8 @@ func TestPasswordIsMasked(t *testing.T) {
 		l.putOK(vm+"/config", "cipassword=secret")
 		same(t, "**********", l.config(9011)["cipassword"])
 		for _, row := range l.do("GET", vm+"/pending").Data.([]any) {
-			if r := row.(map[string]any); r["key"] == "cipassword" && r["value"] != "**********" {
-				t.Errorf("pending shows %v", r)
-			}
+			r := row.(map[string]any)
+			must.Not(t, r["key"] == "cipassword" && r["value"] != "**********", "pending shows %v", r)
 		}
 	})
 }

@@ -106,9 +106,7 @@ func same(t *testing.T, want, got any) {
 // taskOK ends the test unless a task has ended well.
 func taskOK(t *testing.T, ended any) {
 	t.Helper()
-	if ended != "OK" {
-		t.Fatal(ended)
-	}
+	must.Never(t, ended != "OK", "%v", ended)
 }
 
 // certificate is made inside the bubble, whose clock decides its validity.
@@ -185,13 +183,9 @@ func (l *lab) task(method, path string, form ...string) string {
 	l.t.Helper()
 	r := l.do(method, path, form...)
 	upid, ok := r.Data.(string)
-	if !ok {
-		l.t.Fatalf("%s %s: no task: %+v", method, path, r)
-	}
+	must.Never(l.t, !ok, "%s %s: no task: %+v", method, path, r)
 	t, ok := l.world.WaitTask(upid)
-	if !ok {
-		l.t.Fatalf("no task %s", upid)
-	}
+	must.Never(l.t, !ok, "no task %s", upid)
 	return t.ExitStatus
 }
 
@@ -223,9 +217,7 @@ func (l *lab) config(id int) map[string]any {
 	l.t.Helper()
 	r := l.do("GET", "/nodes/"+l.vm(id).Host+"/qemu/"+itoa(id)+"/config")
 	got, ok := r.Data.(map[string]any)
-	if !ok {
-		l.t.Fatalf("config of %d: %+v", id, r)
-	}
+	must.Never(l.t, !ok, "config of %d: %+v", id, r)
 	for _, key := range []string{"digest", "vmgenid", "meta"} {
 		delete(got, key)
 	}
@@ -518,9 +510,7 @@ func TestHeld(t *testing.T) {
 		held, late := l.holdNext(c.answer)
 		same(t, c.want, l.sent("DELETE", "/nodes/pve1/qemu/9012", "", c.patience))
 		time.Sleep(time.Hour)
-		if len(l.world.Tasks()) > 0 || !l.there(9012) {
-			t.Fatal("it was carried out before it was due")
-		}
+		must.Never(t, len(l.world.Tasks()) > 0 || !l.there(9012), "it was carried out before it was due")
 		held.Deliver()
 		l.settle()
 		must.Not(t, l.there(9012) || len(late()) != 1 || late()[0] != http.StatusOK,

@@ -37,9 +37,7 @@ func end(t *testing.T, w *world.World, upid string, err error) string {
 	t.Helper()
 	must.Do(t, err)
 	task, ok := w.WaitTask(upid)
-	if !ok {
-		t.Fatalf("no task %s", upid)
-	}
+	must.Never(t, !ok, "no task %s", upid)
 	return task.ExitStatus
 }
 
@@ -140,9 +138,8 @@ func TestTwoRunningVMsOnOneDisk(t *testing.T) {
 		must.Do(t, w.DefineVM("pve1", 201, map[string]string{"scsi3": "thin:vm-200-disk-0"}, nil))
 		w.Protect(world.Protected{Serial: "d", Media: data})
 		must.Do(t, w.PowerOn(200))
-		if got := w.Violations(); got != nil {
-			t.Fatal(got)
-		}
+		got := w.Violations()
+		must.Never(t, got != nil, "%v", got)
 		must.Do(t, w.PowerOn(201))
 		data.Write([]byte("ruined"))
 		want := []string{
@@ -187,9 +184,7 @@ func TestHotplug(t *testing.T) {
 		must.Do(t, w.PowerOn(200))
 		before := config(t, w, 200)[test.key]
 		err := w.SetConfig("", "pve1", world.ChangeRequest{ID: 200, Set: map[string]string{test.key: test.value}})
-		if (err != nil) != test.refused {
-			t.Fatal(err)
-		}
+		must.Never(t, (err != nil) != test.refused, "%v", err)
 		must.Equal(t, "applied at once", test.now, config(t, w, 200)[test.key] != before)
 		must.Do(t, w.PowerOff(200))
 		must.Equal(t, "not applied after the stop", false, config(t, w, 200)[test.key] == before)
@@ -356,9 +351,8 @@ func TestPermissions(t *testing.T) {
 			w.Grant(a)
 		}
 		must.Equal(t, "Permissions", tc.want, w.Permissions(token, tc.path))
-		if listed, found := w.EffectivePermissions(token)[tc.path]; found && len(tc.want) == 0 {
-			t.Errorf("the list of all has %s, where nothing is held: %v", tc.path, listed)
-		}
+		listed, found := w.EffectivePermissions(token)[tc.path]
+		must.Not(t, found && len(tc.want) == 0, "the list of all has %s, where nothing is held: %v", tc.path, listed)
 	})
 }
 
@@ -369,9 +363,8 @@ func pooled(t *testing.T) *world.World {
 	w.AddHost("pve1")
 	w.AddPool("talos")
 	for id, pool := range map[int]string{100: "talos", 101: ""} {
-		if _, err := w.CreateVM("", "pve1", world.CreateRequest{ID: id, Pool: pool, Config: map[string]string{"memory": "16"}}); err != nil {
-			t.Fatal(err)
-		}
+		_, err := w.CreateVM("", "pve1", world.CreateRequest{ID: id, Pool: pool, Config: map[string]string{"memory": "16"}})
+		must.Never(t, err != nil, "%v", err)
 	}
 	w.Delay(time.Minute) // until their tasks end
 	return w
@@ -443,9 +436,8 @@ func TestFreeingAMissingVolume(t *testing.T) {
 				volid := w.VMs()[0].Config["unused0"]
 				upid, err := w.DeleteVolume("root@pam", "pve1", volid)
 				must.Do(t, err)
-				if task, _ := w.WaitTask(upid); task.ExitStatus != "OK" {
-					t.Fatal(task.ExitStatus)
-				}
+				task, _ := w.WaitTask(upid)
+				must.Never(t, task.ExitStatus != "OK", "%v", task.ExitStatus)
 				err = w.SetConfig("root@pam", "pve1", world.ChangeRequest{ID: 100, Delete: []string{"unused0"}})
 				must.Not(t, forgiven != (err == nil) || err != nil && !strings.Contains(err.Error(), "does not exist"),
 					"drop unused0: %v", err)
