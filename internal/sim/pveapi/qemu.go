@@ -93,7 +93,10 @@ func current(c *call) (any, error) {
 		return nil, err
 	}
 	out := vmEntry(vm)
-	out["qmpstatus"], out["ha"] = vm.QMP, haOf(vm.HA)
+	out["qmpstatus"], out["ha"] = vm.QMP, object{"managed": bit(vm.HA.Managed)}
+	if vm.HA.Managed {
+		out["ha"].(object).with(map[string]string{"group": vm.HA.Group, "state": vm.HA.State})
+	}
 	if agent := vm.Config["agent"]; agent == "1" || strings.HasPrefix(agent, "1,") || strings.Contains(agent, "enabled=1") {
 		out["agent"] = 1
 	}
@@ -519,13 +522,6 @@ func haRules(c *call) (any, error) {
 		list = append(list, entry)
 	}
 	return list, nil
-}
-
-func haOf(s world.HAStatus) object {
-	if !s.Managed {
-		return object{"managed": 0}
-	}
-	return object{"managed": 1}.with(map[string]string{"group": s.Group, "state": s.State})
 }
 
 // haStatus lists the quorum, the manager, every host's manager and every resource.

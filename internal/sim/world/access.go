@@ -443,11 +443,8 @@ func (w *World) checkBridges(user string, set map[string]string) error {
 }
 
 func isCDROM(key, value string) bool {
-	if value == "" || !isDriveKey(key) {
-		return false
-	}
 	d, err := parseDrive(key, value)
-	return err == nil && d.cdrom()
+	return isDriveKey(key) && err == nil && d.cdrom()
 }
 
 // checkDrives checks the form of drives that are set ($check_drive_param in Qemu.pm).

@@ -178,7 +178,7 @@ func (w *World) clone(v *vm, r CloneRequest) error {
 	if r.Description != "" {
 		config["description"] = r.Description
 	}
-	copied.markNew()
+	copied.made = time.Now()
 	w.vms[r.NewID] = copied
 	return nil
 }

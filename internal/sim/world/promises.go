@@ -196,12 +196,9 @@ func (w *World) violateOf(v *volume, held bool, format, volid string) {
 }
 
 func (w *World) violateSharing(v *vm) {
-	if v.proc == nil {
-		return
-	}
 	for _, key := range driveKeys(v.config) {
-		_, vol, err := w.volume(driveVolid(key, v.config[key]), v.host)
-		if err != nil || vol.content == "iso" || strings.HasPrefix(key, "unused") {
+		vol := w.volumeNamed(driveVolid(key, v.config[key]), v.host)
+		if v.proc == nil || vol == nil || vol.content == "iso" || strings.HasPrefix(key, "unused") {
 			continue
 		}
 		running := runningIn(w.references()[vol.media])

@@ -340,8 +340,6 @@ func (w *World) Report(id int) Report {
 	return Report{Known: known, Running: before(v.ranSince)}
 }
 
-func (v *vm) markNew() { v.made = time.Now() }
-
 // Firewall is the firewall of one VM: /etc/pve/firewall/<vmid>.fw.
 type Firewall struct {
 	Options map[string]string // "enable", "policy_in"
@@ -475,7 +473,7 @@ func (w *World) CreateVM(user, host string, r CreateRequest) (string, error) {
 	}
 	v := newVM(r.ID, host, map[string]string{"lock": "create"})
 	v.pool = r.Pool
-	v.markNew()
+	v.made = time.Now()
 	w.vms[r.ID] = v
 	return w.startTask(host, "qmcreate", strconv.Itoa(r.ID), user, func(t *task) error {
 		if err := w.create(t, v, config); err != nil {
