@@ -437,8 +437,7 @@ func TestExchangeNotOpened(t *testing.T) {
 		"its parking VM is on another node": {
 			needs: secondNode,
 			prepare: func(s *server, x *exchanged) {
-				text, err := parking.Record{Cluster: exchangeCluster, Node: x.node(), Run: "r0", VMID: cluster.VMID(x.id)}.Description()
-				must.Do(s.t, err)
+				text := must.Get(parking.Record{Cluster: exchangeCluster, Node: x.node(), Run: "r0", VMID: cluster.VMID(x.id)}.Description())(s.t)
 				s.taskOK(http.MethodPost, "/nodes/"+s.place.node2+"/qemu", marked(x.park, "description="+text)...)
 			},
 			want: "is not on",

@@ -274,8 +274,7 @@ func (s *server) raw(method, path, contentType string, body []byte) reply {
 // request makes a request without sending it; path is below /api2/json.
 func (s *server) request(token, method, path, contentType string, body []byte) *http.Request {
 	s.t.Helper()
-	req, err := http.NewRequestWithContext(s.t.Context(), method, s.place.endpoint+"/api2/json"+path, bytes.NewReader(body))
-	must.Do(s.t, err)
+	req := must.Get(http.NewRequestWithContext(s.t.Context(), method, s.place.endpoint+"/api2/json"+path, bytes.NewReader(body)))(s.t)
 	if token != "" {
 		req.Header.Set("Authorization", "PVEAPIToken="+token)
 	}

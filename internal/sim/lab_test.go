@@ -48,8 +48,7 @@ import (
 func TestLabComesUpAndGoesDown(t *testing.T) {
 	must.Bubble(t, func(t *testing.T) {
 		lab := start(t, sim.Options{Hosts: 2}, true)
-		files, err := lab.Files()
-		must.Do(t, err)
+		files := must.Get(lab.Files())(t)
 		names := slices.Sorted(maps.Keys(files))
 		want := []string{"kubeconfig", "recast.yaml", "schematics/default.yaml", "schematics/storage.yaml", "talosconfig"}
 		must.Not(t, !slices.Equal(names, want), "files %q", names)

@@ -317,8 +317,7 @@ type got struct {
 }
 
 func (l *lab) see(path string) (got, error) {
-	req, err := http.NewRequestWithContext(l.t.Context(), http.MethodGet, "http://"+factoryAddr+path, nil)
-	must.Do(l.t, err)
+	req := must.Get(http.NewRequestWithContext(l.t.Context(), http.MethodGet, "http://"+factoryAddr+path, nil))(l.t)
 	start := time.Now()
 	resp, err := l.transport.RoundTrip(req)
 	if err != nil {
@@ -709,8 +708,7 @@ type signature struct {
 func (l *lab) signatureOf(id string) (digest string, sig signature, found bool) {
 	l.t.Helper()
 	idx := must.Get(l.pull(factoryAddr + "/nocloud-installer/" + id + ":" + talosVersion))(l.t)
-	d, err := idx.Digest()
-	must.Do(l.t, err)
+	d := must.Get(idx.Digest())(l.t)
 	path := "/v2/nocloud-installer/" + id + "/manifests/sha256-" + d.Hex + ".sig"
 	if resp, _ := l.do(http.MethodGet, path, ""); resp.StatusCode == http.StatusNotFound {
 		return d.String(), signature{}, false

@@ -300,8 +300,7 @@ func TestWatchTables(t *testing.T) {
 		l := newLab(t, "wk1")
 		c := l.client(t, "system:masters")
 		time.Sleep(20 * time.Second)
-		body, err := c.CoreV1().RESTClient().Get().RequestURI("/api/v1/nodes?watch=true&timeoutSeconds=60").SetHeader("Accept", asTable).Stream(t.Context())
-		must.Do(t, err)
+		body := must.Get(c.CoreV1().RESTClient().Get().RequestURI("/api/v1/nodes?watch=true&timeoutSeconds=60").SetHeader("Accept", asTable).Stream(t.Context()))(t)
 		defer func() { _ = body.Close() }()
 		go l.NodeDown(node("wk1", 0).UUID)
 		var got []string

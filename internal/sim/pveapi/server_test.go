@@ -466,8 +466,7 @@ func (l *lab) sent(method, path, form string, patience time.Duration) string {
 	ctx, cancel := context.WithTimeout(l.t.Context(), patience)
 	defer cancel()
 	began := time.Now()
-	req, err := http.NewRequestWithContext(ctx, method, base+path, strings.NewReader(form))
-	must.Do(l.t, err)
+	req := must.Get(http.NewRequestWithContext(ctx, method, base+path, strings.NewReader(form)))(l.t)
 	req.Header.Set("Authorization", "PVEAPIToken="+tokenID+"="+secret)
 	if form != "" {
 		req.Header.Set("Content-Type", "application/x-www-form-urlencoded")
