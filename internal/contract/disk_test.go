@@ -13,7 +13,6 @@ import (
 	"github.com/recast-sh/recast/internal/sim/must"
 )
 
-// disk is a new disk of 1 GiB: "data:1".
 func (s *server) disk() string { return s.place.storage + ":1" }
 
 // diskName is the last part of a volid, without extension: "vm-90000-disk-0".
@@ -46,22 +45,16 @@ func (s *server) row(volid string) map[string]any {
 	return nil
 }
 
-// wantThere requires a volume to be on its storage, wantFreed that it is not.
 func (s *server) wantThere(volid string) {
 	s.t.Helper()
-	if s.row(volid) == nil {
-		s.t.Errorf("%s is gone", volid)
-	}
+	must.Not(s.t, s.row(volid) == nil, "%s is gone", volid)
 }
 
 func (s *server) wantFreed(volid string) {
 	s.t.Helper()
-	if s.row(volid) != nil {
-		s.t.Errorf("%s is still there", volid)
-	}
+	must.Not(s.t, s.row(volid) != nil, "%s is still there", volid)
 }
 
-// wantVolumes requires these volumes with a VM's number, and no others.
 func (s *server) wantVolumes(id int, want ...string) {
 	s.t.Helper()
 	same(s.t, want, s.volumes(s.place.storage, id))
@@ -73,9 +66,8 @@ func TestVolumeNames(t *testing.T) {
 		volid := s.volid(id, "scsi0")
 		same(t, fmt.Sprintf("vm-%d-disk-0", id), diskName(volid))
 		row := s.row(volid)
-		if got := []string{text(row["vmid"]), text(row["content"]), text(row["format"])}; !cmp.Equal(got, []string{itoa(id), "images", "raw"}) {
-			t.Errorf("listed as %v", row)
-		}
+		got := []string{text(row["vmid"]), text(row["content"]), text(row["format"])}
+		must.Not(t, !cmp.Equal(got, []string{itoa(id), "images", "raw"}), "listed as %v", row)
 	})
 	story(t, "carry the lowest free number, again after a removal or a reassign", 0, func(t *testing.T, s *server) {
 		id, other := s.newVM("scsi0="+s.disk(), "scsi1="+s.disk(), "scsi2="+s.disk()), s.newVM()
@@ -129,9 +121,7 @@ func (s *server) alloc(id int) (volid string) {
 		name += ".raw"
 	}
 	r := s.do(http.MethodPost, "/nodes/"+s.place.node+"/storage/"+s.place.storage+"/content", "filename="+name, "vmid="+itoa(id), "size=1G")
-	if r.Code != http.StatusOK {
-		s.t.Fatalf("allocate %s: %s %s", name, r.Status, r.Body)
-	}
+	must.Never(s.t, r.Code != http.StatusOK, "allocate %s: %s %s", name, r.Status, r.Body)
 	return text(r.Data)
 }
 
@@ -141,9 +131,8 @@ func TestDeleteVM(t *testing.T) {
 		id := s.newVM("scsi0="+s.disk(), "scsi1="+s.disk(), "bios=ovmf", "efidisk0="+s.disk()+",efitype=4m",
 			"tpmstate0="+s.disk()+",version=v2.0", "ide2="+s.place.storage+":cloudinit")
 		s.put(s.vm(id, "config"), "delete=scsi1")
-		if got := s.volumes(s.place.storage, id); len(got) != 5 {
-			t.Fatalf("%q", got)
-		}
+		got := s.volumes(s.place.storage, id)
+		must.Never(t, len(got) != 5, "%q", got)
 		s.taskOK(del, s.vm(id, ""))
 		s.wantVolumes(id)
 	})
@@ -206,9 +195,7 @@ func (s *server) poolOf(id int) string {
 
 func wantExit(t *testing.T, got ended, want string) {
 	t.Helper()
-	if got.Exit != want {
-		t.Errorf("the task ended with %q, want %q\n%s", got.Exit, want, strings.Join(got.Log, "\n"))
-	}
+	must.Not(t, got.Exit != want, "the task ended with %q, want %q\n%s", got.Exit, want, strings.Join(got.Log, "\n"))
 }
 
 // wantMissing requires a task to have failed for a missing volume. The wording of block storages varies.
@@ -304,9 +291,8 @@ func TestReassign(t *testing.T) {
 		end := s.reassigned(id, "scsi1", other, "target-disk=scsi5")
 		same(t, []string{"qmmove", fmt.Sprintf("%d-scsi1>%d-scsi5", id, other)}, strings.Split(end.UPID, ":")[5:7])
 		same(t, fmt.Sprintf("vm-%d-disk-1", other), diskName(s.volid(other, "scsi5")))
-		if _, got, _ := strings.Cut(s.config(other)["scsi5"], ","); got != options {
-			t.Errorf("options %s, were %s", got, options)
-		}
+		_, got, _ := strings.Cut(s.config(other)["scsi5"], ",")
+		must.Not(t, got != options, "options %s, were %s", got, options)
 		s.wantFreed(volid)
 		s.wantKeys(id, map[string]string{"scsi1": "", "unused0": "", "boot": "order=scsi0"})
 	})
@@ -320,18 +306,16 @@ func TestReassign(t *testing.T) {
 		id, other := s.newVM("scsi4="+s.disk()+",serial=s"), s.newVM()
 		s.reassigned(id, "scsi4", other, "target-disk=unused2")
 		value := s.config(other)["unused2"]
-		if diskName(value) != fmt.Sprintf("vm-%d-disk-0", other) || strings.Contains(value, ",") {
-			t.Errorf("unused2: %s", value)
-		}
+		must.Not(t, diskName(value) != fmt.Sprintf("vm-%d-disk-0", other) || strings.Contains(value, ","),
+			"unused2: %s", value)
 	})
 	story(t, "takes the firmware's volumes too", 0, func(t *testing.T, s *server) {
 		id, other := s.newVM("bios=ovmf", "efidisk0="+s.disk()+",efitype=4m", "tpmstate0="+s.disk()+",version=v2.0"), s.newVM()
 		for _, key := range []string{"efidisk0", "tpmstate0"} {
 			_, options, _ := strings.Cut(s.config(id)[key], ",")
 			s.reassigned(id, key, other)
-			if _, got, _ := strings.Cut(s.config(other)[key], ","); got != options {
-				t.Errorf("%s: options %s, were %s", key, got, options)
-			}
+			_, got, _ := strings.Cut(s.config(other)[key], ",")
+			must.Not(t, got != options, "%s: options %s, were %s", key, got, options)
 		}
 	})
 	story(t, "of another VM's volume leaves that one's configuration with nothing", 0, func(t *testing.T, s *server) {
@@ -339,9 +323,8 @@ func TestReassign(t *testing.T) {
 		volid := s.volid(owner, "scsi0")
 		id, other := s.newVM("scsi3="+volid), s.newVM()
 		s.reassigned(id, "scsi3", other)
-		if got := s.volid(owner, "scsi0"); got != volid || s.row(volid) != nil {
-			t.Errorf("the owner has %s, which is there: %v", got, s.row(volid) != nil)
-		}
+		got := s.volid(owner, "scsi0")
+		must.Not(t, got != volid || s.row(volid) != nil, "the owner has %s, which is there: %v", got, s.row(volid) != nil)
 		if got := s.volid(other, "scsi3"); s.row(got) == nil {
 			t.Errorf("%s is not there", got)
 		}
@@ -362,13 +345,10 @@ func TestReassignOfRunning(t *testing.T) {
 		s.start(id)
 		s.put(s.vm(id, "config"), "delete=scsi1")
 		value := s.config(id)["unused0"]
-		if diskName(value) != fmt.Sprintf("vm-%d-disk-1", id) || strings.Contains(value, ",") {
-			t.Errorf("unused0: %s", value)
-		}
+		must.Not(t, diskName(value) != fmt.Sprintf("vm-%d-disk-1", id) || strings.Contains(value, ","), "unused0: %s", value)
 		s.reassigned(id, "unused0", other, "target-disk=scsi1")
-		if got, want := s.config(other)["scsi1"], s.volid(other, "scsi1")+",size=1G"; got != want && got != s.volid(other, "scsi1") {
-			t.Errorf("%s, want %s", got, want)
-		}
+		got, want := s.config(other)["scsi1"], s.volid(other, "scsi1")+",size=1G"
+		must.Not(t, got != want && got != s.volid(other, "scsi1"), "%s, want %s", got, want)
 		s.wantKey(id, "unused0", "")
 	})
 	story(t, "the target is given it at once", 0, func(t *testing.T, s *server) {
@@ -376,9 +356,7 @@ func TestReassignOfRunning(t *testing.T) {
 		s.start(other)
 		s.reassigned(id, "scsi1", other)
 		row := s.pending(other)["scsi1"]
-		if !strings.Contains(row.Value, "serial=hot") || row.Pending != "" {
-			t.Errorf("%+v", row)
-		}
+		must.Not(t, !strings.Contains(row.Value, "serial=hot") || row.Pending != "", "%+v", row)
 	})
 }
 
@@ -456,9 +434,8 @@ func TestReassignNeeds(t *testing.T) {
 		s.sim.world.SetQuorum(false)
 		end := s.wait(s.reassign(id, "scsi1", other))
 		want := fmt.Sprintf("unable to open file '/etc/pve/nodes/%s/qemu-server/%d.conf.tmp.", s.place.node, id)
-		if !strings.HasPrefix(end.Exit, want) || !strings.HasSuffix(end.Exit, " - Permission denied") {
-			t.Errorf("the task ended with %q", end.Exit)
-		}
+		must.Not(t, !strings.HasPrefix(end.Exit, want) || !strings.HasSuffix(end.Exit, " - Permission denied"),
+			"the task ended with %q", end.Exit)
 		if got := s.volid(id, "scsi1"); got != volid || s.row(volid) != nil || len(s.volumes(s.place.storage, other)) != 1 {
 			t.Errorf("%s is named %s; the target owns %q", volid, got, s.volumes(s.place.storage, other))
 		}
@@ -503,9 +480,7 @@ func TestLinkedClone(t *testing.T) {
 		same(t, itoa(linked), text(s.row(want)["vmid"]))
 		wantExit(t, s.task(http.MethodDelete, s.vm(id, "")), "base volume '"+base+"' is still in use by linked cloned")
 		s.taskOK(http.MethodDelete, s.vm(linked, ""))
-		if s.row(base) == nil {
-			t.Fatal("the base volume went with the clone")
-		}
+		must.Never(t, s.row(base) == nil, "the base volume went with the clone")
 		s.taskOK(http.MethodDelete, s.vm(id, ""))
 	})
 	story(t, "can be reassigned and keeps its base", 0, func(t *testing.T, s *server) {

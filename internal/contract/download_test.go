@@ -2,7 +2,6 @@ package contract
 
 import (
 	"bytes"
-	"errors"
 	"fmt"
 	"net"
 	"net/http"
@@ -113,9 +112,7 @@ func web(t *testing.T, s *server) (url string) {
 	go func(l net.Listener) { served <- server.Serve(l) }(listener)
 	t.Cleanup(func() {
 		close(ended)
-		if err := server.Close(); err != nil {
-			t.Error(err)
-		}
+		must.Pass(t, server.Close())
 		<-served
 	})
 	return "http://" + addr
@@ -131,9 +128,7 @@ func (s *server) download(url, name string, form ...string) reply {
 func (s *server) downloadOK(url, name string, form ...string) ended {
 	s.t.Helper()
 	e := s.wait(s.download(url, name, form...))
-	if e.Exit != "OK" {
-		s.t.Fatalf("download ended with %q: %q", e.Exit, e.Log)
-	}
+	must.Never(s.t, e.Exit != "OK", "download ended with %q: %q", e.Exit, e.Log)
 	return e
 }
 
@@ -142,9 +137,8 @@ func TestDownload(t *testing.T) {
 		s.fetches()
 		name := s.isoName()
 		same(t, "download", s.downloadOK(s.source(), name).kind())
-		if got := s.isoSize(s.place.node, s.place.isoStorage, name); got <= 0 {
-			t.Errorf("%d bytes", got)
-		}
+		got := s.isoSize(s.place.node, s.place.isoStorage, name)
+		must.Not(t, got <= 0, "%d bytes", got)
 	})
 	story(t, "never replaces a file, and is done if that has the sum", 0, func(t *testing.T, s *server) {
 		s.fetches()
@@ -344,7 +338,6 @@ func (s *server) takesImages() {
 	}
 }
 
-// tiny uploads a disk image and returns its volume.
 func (s *server) tiny(content string) (volid string) {
 	s.t.Helper()
 	name := s.diskName()
@@ -403,30 +396,19 @@ func TestImportFrom(t *testing.T) {
 		id := s.newVM()
 		s.taskOK(http.MethodPost, s.vm(id, "config"), "scsi1="+s.place.storage+":0,import-from="+volid+",serial=system-1,discard=on")
 		got := s.driveIs("scsi1", s.config(id)["scsi1"])
-		if got.Owner != id || onFiles(got.volid) && got.Size != itoa(tinyDiskBytes) {
-			t.Errorf("scsi1 is %+v", got)
-		}
-		if line := s.config(id)["scsi1"]; !strings.Contains(line, "serial=system-1") || !strings.Contains(line, "discard=on") || strings.Contains(line, "import-from") {
-			t.Errorf("scsi1 is %s", line)
-		}
-		if s.sim != nil && got.Bytes != sum(string(tinyDisk())) {
-			t.Error("it has other bytes than the image")
-		}
-		if s.row(volid) == nil {
-			t.Error("the image is gone")
-		}
+		must.Not(t, got.Owner != id || onFiles(got.volid) && got.Size != itoa(tinyDiskBytes), "scsi1 is %+v", got)
+		line := s.config(id)["scsi1"]
+		must.Not(t, !strings.Contains(line, "serial=system-1") || !strings.Contains(line, "discard=on") || strings.Contains(line, "import-from"), "scsi1 is %s", line)
+		must.Not(t, s.sim != nil && got.Bytes != sum(string(tinyDisk())), "it has other bytes than the image")
+		must.Not(t, s.row(volid) == nil, "the image is gone")
 	})
 	story(t, "takes an image that was cut short for a disk with zeros", 0, func(t *testing.T, s *server) {
 		s.takesImages()
 		content := tinyImage(t)
 		id := s.newVM("scsi0=" + s.place.storage + ":0,import-from=" + s.tiny(content[:len(content)/2]))
 		got := s.driveIs("scsi0", s.config(id)["scsi0"])
-		if onFiles(got.volid) && got.Size != itoa(tinyDiskBytes) {
-			t.Errorf("scsi0 is %+v", got)
-		}
-		if s.sim != nil && got.Bytes == sum(string(tinyDisk())) {
-			t.Error("nothing is missing")
-		}
+		must.Not(t, onFiles(got.volid) && got.Size != itoa(tinyDiskBytes), "scsi0 is %+v", got)
+		must.Not(t, s.sim != nil && got.Bytes == sum(string(tinyDisk())), "nothing is missing")
 	})
 	story(t, "of an image that is not there", 0, func(t *testing.T, s *server) {
 		s.takesImages()
@@ -445,9 +427,8 @@ func TestImportFrom(t *testing.T) {
 			if name == "not the image" {
 				s.also(test.token, "/storage/"+s.place.storage, "Datastore.AllocateSpace")
 			}
-			if got := s.as(test.token, http.MethodPut, s.vm(id, "config"), form); got.Status != test.want {
-				t.Errorf("%s: %s, want %s", name, got.Status, test.want)
-			}
+			got := s.as(test.token, http.MethodPut, s.vm(id, "config"), form)
+			must.Not(t, got.Status != test.want, "%s: %s, want %s", name, got.Status, test.want)
 		}
 	})
 }
@@ -488,11 +469,7 @@ func TestClientDisks(t *testing.T) {
 	story(t, "refuses a storage without the content type, with the reason", simulated, func(t *testing.T, s *server) {
 		why, err := s.client.MayImport(t.Context(), s.place.node, s.place.storage)
 		want := fmt.Sprintf("storage %q does not have the content type \"import\", which Proxmox VE has since 8.3: `pvesm set %s --content` sets the types", s.place.storage, s.place.storage)
-		if why != want || err != nil {
-			t.Errorf("%s; %v", why, err)
-		}
-		if _, err := s.client.MayImport(t.Context(), s.place.node, "nosuch"); !errors.Is(err, images.ErrNoStorage) {
-			t.Errorf("err = %v", err)
-		}
+		must.Not(t, why != want || err != nil, "%s; %v", why, err)
+		must.FailIs(t, must.Err(s.client.MayImport(t.Context(), s.place.node, "nosuch")), images.ErrNoStorage)
 	})
 }

@@ -55,7 +55,6 @@ func (s *server) uploadTo(node, storage string, parts ...part) reply {
 	return s.raw(http.MethodPost, "/nodes/"+node+"/storage/"+storage+"/upload", multipart, form(parts...))
 }
 
-// upload sends parts to the ISO storage.
 func (s *server) upload(parts ...part) reply {
 	s.t.Helper()
 	return s.uploadTo(s.place.node, s.place.isoStorage, parts...)
@@ -86,9 +85,7 @@ func (s *server) wantISO(name string, size int) {
 func (s *server) uploadOK(parts ...part) ended {
 	s.t.Helper()
 	e := s.wait(s.upload(parts...))
-	if e.Exit != "OK" {
-		s.t.Fatalf("upload ended with %q: %q", e.Exit, e.Log)
-	}
+	must.Never(s.t, e.Exit != "OK", "upload ended with %q: %q", e.Exit, e.Log)
 	return e
 }
 
@@ -97,9 +94,8 @@ func TestUpload(t *testing.T) {
 		name := s.isoName()
 		e := s.uploadOK(iso(), part{name: "checksum-algorithm", value: "sha256"}, part{name: "checksum", value: strings.ToUpper(sum("any bytes"))}, file(name, "any bytes"))
 		same(t, "imgcopy", e.kind())
-		if !slices.Contains(e.Log, "calculating checksum...OK, checksum verified") || !slices.Contains(e.Log, "file size is: 9") {
-			t.Errorf("log %q", e.Log)
-		}
+		must.Not(t, !slices.Contains(e.Log, "calculating checksum...OK, checksum verified") ||
+			!slices.Contains(e.Log, "file size is: 9"), "log %q", e.Log)
 		s.wantISO(name, 9)
 	})
 	story(t, "replaces a file of that name without a word", 0, func(t *testing.T, s *server) {
@@ -129,9 +125,7 @@ func TestUploadElsewhere(t *testing.T) {
 		s.crosses(r.Status)
 		e := s.wait(r)
 		s.crosses(e.Exit)
-		if e.Exit != "OK" {
-			t.Fatalf("ended with %q", e.Exit)
-		}
+		must.Never(t, e.Exit != "OK", "ended with %q", e.Exit)
 		same(t, s.place.node, strings.Split(e.UPID, ":")[1])
 		same(t, 5, s.isoSize(s.place.node2, s.place.isoStorage, name))
 		if r := s.do(http.MethodDelete, "/nodes/"+s.place.node2+"/storage/"+s.place.isoStorage+"/content/iso/"+name); r.Code == http.StatusOK {
@@ -143,9 +137,8 @@ func TestUploadElsewhere(t *testing.T) {
 		s.holds("/storage/"+storage, "Datastore.AllocateTemplate", "Datastore.AllocateSpace")
 		name := s.isoName()
 		s.ownISO(storage + ":iso/" + name)
-		if e := s.wait(s.uploadTo(s.place.node, storage, iso(), file(name, "bytes"))); e.Exit != "OK" {
-			t.Fatalf("ended with %q", e.Exit)
-		}
+		e := s.wait(s.uploadTo(s.place.node, storage, iso(), file(name, "bytes")))
+		must.Never(t, e.Exit != "OK", "ended with %q", e.Exit)
 		same(t, 5, s.isoSize(s.place.node2, storage, name))
 		id := s.newVMOn(s.place.node2, "scsi0="+storage+":1")
 		same(t, 1, len(s.volumes(storage, id)))
@@ -184,9 +177,8 @@ func TestUploadCopy(t *testing.T) {
 		wantRefusal(t, s.upload(iso(), file(s.isoName(), "bytes")), "500 write to temporary file failed - No space left on device", nil)
 		s.sim.world.SetRootDisk(s.place.node, 1<<30, 1<<30-5)
 		s.uploadOK(iso(), file(s.isoName(), "bytes"))
-		if _, used := s.sim.world.RootDisk(s.place.node); used != 1<<30-5 {
-			t.Errorf("%d bytes in use: the spooled file is still there", used)
-		}
+		_, used := s.sim.world.RootDisk(s.place.node)
+		must.Not(t, used != 1<<30-5, "%d bytes in use: the spooled file is still there", used)
 	})
 }
 
@@ -235,9 +227,7 @@ func TestUploadRefused(t *testing.T) {
 			}
 			got := s.upload(test.parts...)
 			wantRefusal(t, got, test.status, test.errors)
-			if test.errors == nil && len(got.Body) > 0 {
-				t.Errorf("body %q", got.Body)
-			}
+			must.Not(t, test.errors == nil && len(got.Body) > 0, "body %q", got.Body)
 			s.wantISO(name, -1)
 		})
 	}
@@ -248,9 +238,7 @@ func TestUploadRefused(t *testing.T) {
 	})
 	story(t, "without a body", 0, func(t *testing.T, s *server) {
 		got := s.do(http.MethodPost, "/nodes/"+s.place.node+"/storage/"+s.place.isoStorage+"/upload")
-		if got.Code < 400 {
-			t.Error(got.Status)
-		}
+		must.Not(t, got.Code < 400, "%v", got.Status)
 	})
 }
 
@@ -284,9 +272,8 @@ func TestUploadStorages(t *testing.T) {
 		s.http.CloseIdleConnections() // a reused connection gets another answer:
 		same(t, want, s.send(upload()).Status)
 		s.get("/version")
-		if got := s.send(upload()); got.Status != "400 bad request" && got.Status != want {
-			t.Errorf("%s, want 400 bad request, or %s", got.Status, want)
-		}
+		got := s.send(upload())
+		must.Not(t, got.Status != "400 bad request" && got.Status != want, "%s, want 400 bad request, or %s", got.Status, want)
 	})
 }
 
@@ -295,12 +282,10 @@ func TestUploadStorages(t *testing.T) {
 func wantPlain(t *testing.T, got reply, status string) {
 	t.Helper()
 	_, text, _ := strings.Cut(status, " ")
-	if body := strings.TrimSpace(string(got.Body)); got.Status != status || body != text && body != "" {
-		t.Errorf("%s, body %q; want %s", got.Status, got.Body, status)
-	}
+	body := strings.TrimSpace(string(got.Body))
+	must.Not(t, got.Status != status || body != text && body != "", "%s, body %q; want %s", got.Status, got.Body, status)
 }
 
-// storageConfig is the cluster-wide definition of a storage.
 func (s *server) storageConfig(id string) map[string]any {
 	s.t.Helper()
 	for _, entry := range s.rows("/storage") {
@@ -325,7 +310,6 @@ func (s *server) clientUploadOK(name, content string) {
 	must.Do(s.t, s.client.Upload(s.t.Context(), s.clientUpload(name, content)))
 }
 
-// stored is the ISO as the client lists it, without its time.
 func (s *server) stored(node, storage, name string) (images.StoredISO, bool) {
 	s.t.Helper()
 	isos := must.Get(s.client.ISOs(s.t.Context(), node, storage))(s.t)
@@ -333,9 +317,8 @@ func (s *server) stored(node, storage, name string) (images.StoredISO, bool) {
 	if i < 0 {
 		return images.StoredISO{}, false
 	}
-	if age := time.Since(isos[i].Changed); age < -time.Hour || age > time.Hour {
-		s.t.Errorf("%s was changed %s ago", name, age)
-	}
+	age := time.Since(isos[i].Changed)
+	must.Not(s.t, age < -time.Hour || age > time.Hour, "%s was changed %s ago", name, age)
 	isos[i].Changed = time.Time{}
 	return isos[i], true
 }
@@ -358,9 +341,8 @@ func TestClientUpload(t *testing.T) {
 		u := s.clientUpload(s.isoName(), large)
 		u.SHA256 = sum("other")
 		err := s.client.Upload(t.Context(), u)
-		if e, ok := errors.AsType[*api.TaskError](err); !ok || !strings.HasPrefix(e.Exit, "checksum mismatch: got '"+sum(large)) {
-			t.Errorf("error is %v", err)
-		}
+		e, ok := errors.AsType[*api.TaskError](err)
+		must.Not(t, !ok || !strings.HasPrefix(e.Exit, "checksum mismatch: got '"+sum(large)), "error is %v", err)
 		s.wantISO(u.Name, -1)
 	})
 	story(t, "is cancelled, and the next one succeeds", 0, func(t *testing.T, s *server) {
@@ -378,28 +360,22 @@ func TestClientUploadElsewhere(t *testing.T) {
 		u := s.clientUpload(s.isoName(), "somewhere else")
 		u.Host = s.place.node2
 		t.Cleanup(func() {
-			if err := s.client.DeleteISO(context.WithoutCancel(t.Context()), images.StoredISO{Host: u.Host, Storage: u.Storage, Name: u.Name}); err != nil {
-				t.Error(err)
-			}
+			err := s.client.DeleteISO(context.WithoutCancel(t.Context()), images.StoredISO{Host: u.Host, Storage: u.Storage, Name: u.Name})
+			must.Not(t, err != nil, "%v", err)
 		})
 		if err := s.client.Upload(t.Context(), u); err != nil {
 			s.crosses(err.Error())
 			t.Fatal(err)
 		}
-		if got, found := s.stored(u.Host, u.Storage, u.Name); !found || got.SizeBytes != u.SizeBytes {
-			t.Errorf("%+v", got)
-		}
+		got, found := s.stored(u.Host, u.Storage, u.Name)
+		must.Not(t, !found || got.SizeBytes != u.SizeBytes, "%+v", got)
 	})
 	story(t, "says which storage there is not", 0, func(t *testing.T, s *server) {
 		u := s.clientUpload(s.isoName(), "x")
 		u.Storage = "nosuch-storage"
-		if err := s.client.Upload(t.Context(), u); err == nil {
-			t.Error("no error")
-		}
+		must.Not(t, s.client.Upload(t.Context(), u) == nil, "no error")
 		s.holds("/storage/"+u.Storage, "Datastore.Audit")
-		if _, err := s.client.Storage(t.Context(), u.Host, u.Storage); !errors.Is(err, images.ErrNoStorage) {
-			t.Errorf("error is %v", err)
-		}
+		must.FailIs(t, must.Err(s.client.Storage(t.Context(), u.Host, u.Storage)), images.ErrNoStorage)
 	})
 }
 
@@ -423,13 +399,10 @@ func TestClientDownload(t *testing.T) {
 	story(t, "fails where nobody answers", 0, func(t *testing.T, s *server) {
 		s.fetches()
 		d := s.clientDownload(s.isoName(), "mine")
-		if _, err := s.client.URLSize(t.Context(), d.Host, d.URL); err == nil {
-			t.Error("its size is known")
-		}
+		must.Not(t, must.Err(s.client.URLSize(t.Context(), d.Host, d.URL)) == nil, "its size is known")
 		err := s.client.Download(t.Context(), d)
-		if _, failed := errors.AsType[*api.TaskError](err); !failed || errors.Is(err, images.ErrOtherContent) {
-			t.Errorf("error is %v", err)
-		}
+		_, failed := errors.AsType[*api.TaskError](err)
+		must.Not(t, !failed || errors.Is(err, images.ErrOtherContent), "error is %v", err)
 		s.wantISO(d.Name, -1)
 	})
 	story(t, "fetches what has the checksum", simulated, func(t *testing.T, s *server) {
@@ -438,9 +411,8 @@ func TestClientDownload(t *testing.T) {
 		for content, is := range map[string]error{"an image!": images.ErrOtherContent, "the image": nil} {
 			d := s.clientDownload(s.isoName(), content)
 			d.URL = link
-			if size, err := s.client.URLSize(t.Context(), d.Host, d.URL); size != 9 || err != nil {
-				t.Errorf("%d bytes, %v", size, err)
-			}
+			size, err := s.client.URLSize(t.Context(), d.Host, d.URL)
+			must.Not(t, size != 9 || err != nil, "%d bytes, %v", size, err)
 			wantError(t, is, s.client.Download(t.Context(), d))
 			want := -1
 			if is == nil {
@@ -451,9 +423,8 @@ func TestClientDownload(t *testing.T) {
 	})
 	story(t, "knows what the token may not", poorToken, func(t *testing.T, s *server) {
 		why, err := s.poorClient().MayDownload(t.Context(), s.place.node, s.place.isoStorage)
-		if want := "the token has no Datastore.AllocateTemplate on /storage/" + s.place.isoStorage; why != want || err != nil {
-			t.Errorf("%q, %v", why, err)
-		}
+		want := "the token has no Datastore.AllocateTemplate on /storage/" + s.place.isoStorage
+		must.Not(t, why != want || err != nil, "%q, %v", why, err)
 		s.fetches()
 		if why, err := s.client.MayDownload(t.Context(), s.place.node, s.place.isoStorage); why != "" || err != nil {
 			t.Errorf("with the token of the suite: %q, %v", why, err)
@@ -513,9 +484,8 @@ func TestClientUses(t *testing.T) {
 		wantUses("in a snapshot alone", "snapshot before of "+vm)
 	})
 	story(t, "are not told a token that does not see every VM", poorToken, func(t *testing.T, s *server) {
-		if uses, err := s.poorClient().Uses(t.Context()); fault.KindOf(err) != fault.Refused {
-			t.Errorf("%v, error %v", uses, err)
-		}
+		uses, err := s.poorClient().Uses(t.Context())
+		must.Not(t, fault.KindOf(err) != fault.Refused, "%v, error %v", uses, err)
 	})
 }
 

@@ -8,6 +8,7 @@ package contract
 import (
 	"bytes"
 	"context"
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -48,7 +49,6 @@ func (s *slice) next() bool {
 	return !testing.Short() || s.seen%32 == 1
 }
 
-// story is one of those cases.
 func (s *slice) story(t *testing.T, name string, n needs, test func(t *testing.T, s *server)) {
 	t.Helper()
 	if s.next() {
@@ -83,12 +83,10 @@ func TestSuite(t *testing.T) {
 		s.taskOK(http.MethodPost, s.vm(orphan, "move_disk"), "disk=scsi0", "target-vmid="+itoa(id), "target-disk=scsi1")
 		s.removeAll()
 		for _, vm := range []int{id, orphan} {
-			if node, found := s.where(vm); found {
-				t.Errorf("VM %d is still on %s", vm, node)
-			}
-			if left := s.volumes(s.place.storage, vm); len(left) > 0 {
-				t.Errorf("VM %d has left %q", vm, left)
-			}
+			node, found := s.where(vm)
+			must.Not(t, found, "VM %d is still on %s", vm, node)
+			left := s.volumes(s.place.storage, vm)
+			must.Not(t, len(left) > 0, "VM %d has left %q", vm, left)
 		}
 	})
 }
@@ -191,31 +189,24 @@ func same(t *testing.T, want, got any, options ...cmp.Option) {
 // wantPrefix requires a text to begin with want, wantMatch to match a pattern.
 func wantPrefix(t *testing.T, want, got string) {
 	t.Helper()
-	if !strings.HasPrefix(got, want) {
-		t.Errorf("%q, want %q…", got, want)
-	}
+	must.Not(t, !strings.HasPrefix(got, want), "%q, want %q…", got, want)
 }
 
 func wantMatch(t *testing.T, pattern, got string) {
 	t.Helper()
-	if !regexp.MustCompile(pattern).MatchString(got) {
-		t.Errorf("%q, want %s", got, pattern)
-	}
+	must.Not(t, !regexp.MustCompile(pattern).MatchString(got), "%q, want %s", got, pattern)
 }
 
 func wantError(t *testing.T, want, got error) {
 	t.Helper()
-	if !errors.Is(got, want) {
-		t.Errorf("error is %v, want %v", got, want)
-	}
+	must.Not(t, !errors.Is(got, want), "error is %v, want %v", got, want)
 }
 
 // wantTook requires the time since then to be in a range; to is 0 where there is no limit.
 func wantTook(t *testing.T, began time.Time, from, to time.Duration) {
 	t.Helper()
-	if took := time.Since(began); took < from || to > 0 && took > to {
-		t.Errorf("after %v, want %v to %v", took, from, to)
-	}
+	took := time.Since(began)
+	must.Not(t, took < from || to > 0 && took > to, "after %v, want %v to %v", took, from, to)
 }
 
 // skipf skips a test that is impossible on the real server or with its token. On the
@@ -237,13 +228,11 @@ type reply struct {
 	Body    []byte
 }
 
-// do sends a form of "key=value" pairs with the token.
 func (s *server) do(method, path string, form ...string) reply {
 	s.t.Helper()
 	return s.as(s.place.token, method, path, form...)
 }
 
-// poor sends a form with the token without permissions.
 func (s *server) poor(method, path string, form ...string) reply {
 	s.t.Helper()
 	return s.as(s.place.poor, method, path, form...)
@@ -285,8 +274,7 @@ func (s *server) raw(method, path, contentType string, body []byte) reply {
 // request makes a request without sending it; path is below /api2/json.
 func (s *server) request(token, method, path, contentType string, body []byte) *http.Request {
 	s.t.Helper()
-	req, err := http.NewRequestWithContext(s.t.Context(), method, s.place.endpoint+"/api2/json"+path, bytes.NewReader(body))
-	must.Do(s.t, err)
+	req := must.Get(http.NewRequestWithContext(s.t.Context(), method, s.place.endpoint+"/api2/json"+path, bytes.NewReader(body)))(s.t)
 	if token != "" {
 		req.Header.Set("Authorization", "PVEAPIToken="+token)
 	}
@@ -301,9 +289,7 @@ func (s *server) request(token, method, path, contentType string, body []byte) *
 func (s *server) send(req *http.Request) reply {
 	s.t.Helper()
 	r, err := s.try(req)
-	if err != nil {
-		s.t.Fatalf("%s %s: %v", req.Method, req.URL.Path, err)
-	}
+	must.Never(s.t, err != nil, "%s %s: %v", req.Method, req.URL.Path, err)
 	return r
 }
 
@@ -336,18 +322,15 @@ func (s *server) try(req *http.Request) (reply, error) {
 func (s *server) get(path string, form ...string) any {
 	s.t.Helper()
 	r := s.do(http.MethodGet, path, form...)
-	if r.Code != http.StatusOK {
-		s.t.Fatalf("GET %s: %s %s", path, r.Status, r.Body)
-	}
+	must.Never(s.t, r.Code != http.StatusOK, "GET %s: %s %s", path, r.Status, r.Body)
 	return r.Data
 }
 
 // put makes a synchronous change, and fails the test on an error.
 func (s *server) put(path string, form ...string) {
 	s.t.Helper()
-	if r := s.do(http.MethodPut, path, form...); r.Code != http.StatusOK {
-		s.t.Fatalf("PUT %s %q: %s %s", path, form, r.Status, r.Body)
-	}
+	r := s.do(http.MethodPut, path, form...)
+	must.Never(s.t, r.Code != http.StatusOK, "PUT %s %q: %s %s", path, form, r.Status, r.Body)
 }
 
 type ended struct {
@@ -365,9 +348,7 @@ func (s *server) task(method, path string, form ...string) ended {
 func (s *server) taskOK(method, path string, form ...string) ended {
 	s.t.Helper()
 	e := s.task(method, path, form...)
-	if e.Exit != "OK" {
-		s.t.Fatalf("%s %s %q: task ended with %q: %q", method, path, form, e.Exit, e.Log)
-	}
+	must.Never(s.t, e.Exit != "OK", "%s %s %q: task ended with %q: %q", method, path, form, e.Exit, e.Log)
 	return e
 }
 
@@ -375,18 +356,14 @@ func (s *server) taskOK(method, path string, form ...string) ended {
 func (s *server) wait(r reply) ended {
 	s.t.Helper()
 	upid, ok := r.Data.(string)
-	if !ok || !strings.HasPrefix(upid, "UPID:") {
-		s.t.Fatalf("no task: %s %s", r.Status, r.Body)
-	}
+	must.Never(s.t, !ok || !strings.HasPrefix(upid, "UPID:"), "no task: %s %s", r.Status, r.Body)
 	path := "/nodes/" + strings.Split(upid, ":")[1] + "/tasks/" + escape(upid)
 	for begun := time.Now(); ; time.Sleep(200 * time.Millisecond) {
 		status := object(s.t, s.get(path+"/status"))
 		if status["status"] == "stopped" {
 			return ended{UPID: upid, Exit: text(status["exitstatus"]), Log: s.log(path)}
 		}
-		if time.Since(begun) > 5*time.Minute {
-			s.t.Fatalf("task %s still runs after five minutes", upid)
-		}
+		must.Never(s.t, time.Since(begun) > 5*time.Minute, "task %s still runs after five minutes", upid)
 	}
 }
 
@@ -413,18 +390,14 @@ func (s *server) rows(path string, form ...string) (out []map[string]any) {
 func object(t *testing.T, data any) map[string]any {
 	t.Helper()
 	o, ok := data.(map[string]any)
-	if !ok {
-		t.Fatalf("not an object: %v", data)
-	}
+	must.Never(t, !ok, "not an object: %v", data)
 	return o
 }
 
 func list(t *testing.T, data any) []any {
 	t.Helper()
 	l, ok := data.([]any)
-	if !ok {
-		t.Fatalf("not a list: %v", data)
-	}
+	must.Never(t, !ok, "not a list: %v", data)
 	return l
 }
 
@@ -443,3 +416,274 @@ func text(v any) string {
 
 // escape escapes a name for one segment of a path.
 func escape(name string) string { return url.PathEscape(name) }
+
+// marker is in the description of every VM that the tests make.
+const marker = "made by the contract tests of recast, which remove it"
+
+// freeID takes a VMID of the range without a VM and without leftovers.
+func (s *server) freeID() int {
+	s.t.Helper()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for range s.place.last - s.place.first + 1 {
+		id := s.place.next()
+		if slices.Contains(s.made, id) || s.sim == nil && swept.volumes[id] {
+			continue
+		}
+		if r := s.do(http.MethodGet, "/cluster/nextid", "vmid="+itoa(id)); r.Code == http.StatusOK {
+			s.made = append(s.made, id)
+			return id
+		}
+	}
+	s.t.Fatalf("no free VMID in %d-%d", s.place.first, s.place.last)
+	return 0
+}
+
+// newVM makes a VM on the node: small, without disks unless form has some, and able to
+// start without KVM. It is removed at the end.
+func (s *server) newVM(form ...string) int {
+	s.t.Helper()
+	return s.newVMOn(s.place.node, form...)
+}
+
+func (s *server) newVMOn(node string, form ...string) int {
+	s.t.Helper()
+	id := s.freeID()
+	s.taskOK(http.MethodPost, "/nodes/"+node+"/qemu", marked(id, form...)...)
+	return id
+}
+
+// marked is the form of a create call for a VM that the tests may remove. form takes precedence.
+func marked(id int, form ...string) []string {
+	all := []string{"vmid=" + itoa(id)}
+	for _, d := range []string{"name=recast-contract-" + itoa(id), "description=" + marker, "memory=64", "kvm=0", "scsihw=virtio-scsi-pci"} {
+		key, _, _ := strings.Cut(d, "=")
+		if !slices.ContainsFunc(form, func(f string) bool { return strings.HasPrefix(f, key+"=") }) {
+			all = append(all, d)
+		}
+	}
+	return append(all, form...)
+}
+
+// vm is the path of a VM's resource on the node; what may be "".
+func (s *server) vm(id int, what string) string {
+	path := "/nodes/" + s.place.node + "/qemu/" + itoa(id)
+	if what == "" {
+		return path
+	}
+	return path + "/" + what
+}
+
+func (s *server) config(id int) map[string]string {
+	s.t.Helper()
+	out := map[string]string{}
+	for key, value := range object(s.t, s.get(s.vm(id, "config"))) {
+		out[key] = text(value)
+	}
+	return out
+}
+
+func (s *server) digest(id int) string {
+	s.t.Helper()
+	return s.config(id)["digest"]
+}
+
+func (s *server) volid(id int, key string) string {
+	s.t.Helper()
+	volid, _, _ := strings.Cut(s.config(id)[key], ",")
+	return volid
+}
+
+type pendingRow struct {
+	Value, Pending string
+	Delete         string // "1", or "2" with force
+}
+
+func (s *server) pending(id int) map[string]pendingRow {
+	s.t.Helper()
+	out := map[string]pendingRow{}
+	for _, o := range s.rows(s.vm(id, "pending")) {
+		out[text(o["key"])] = pendingRow{text(o["value"]), text(o["pending"]), text(o["delete"])}
+	}
+	return out
+}
+
+func (s *server) start(id int) {
+	s.t.Helper()
+	s.taskOK(http.MethodPost, s.vm(id, "status/start"))
+}
+
+func (s *server) stop(id int) {
+	s.t.Helper()
+	s.taskOK(http.MethodPost, s.vm(id, "status/stop"))
+}
+
+func (s *server) wantStatus(id int, want string) {
+	s.t.Helper()
+	same(s.t, any(want), object(s.t, s.get(s.vm(id, "status/current")))["status"])
+}
+
+func (s *server) volumes(storage string, owner int) []string {
+	s.t.Helper()
+	var out []string
+	path := "/nodes/" + s.place.node + "/storage/" + storage + "/content"
+	for _, row := range s.rows(path, "content=images", "vmid="+itoa(owner)) {
+		out = append(out, text(row["volid"]))
+	}
+	slices.Sort(out)
+	return out
+}
+
+// isoPrefix is the prefix of the names of the tests' ISOs.
+const isoPrefix = "recast-contract-"
+
+// isoName makes a name for an ISO, which is removed from the ISO storage at the end if the token may do that.
+func (s *server) isoName() string {
+	s.t.Helper()
+	name := isoPrefix + strings.ToLower(rand.Text()[:10]) + ".iso"
+	s.ownISO(s.place.isoStorage + ":iso/" + name)
+	return name
+}
+
+func (s *server) ownISO(volid string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.isos = append(s.isos, volid)
+}
+
+func (s *server) privileges(path string) []string {
+	s.t.Helper()
+	var out []string
+	for _, held := range object(s.t, s.get("/access/permissions", "path="+path)) {
+		for privilege := range object(s.t, held) {
+			out = append(out, privilege)
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+// removeAll removes what the test has made, the latest first.
+func (s *server) removeAll() {
+	s.mu.Lock()
+	made, isos := slices.Clone(s.made), slices.Clone(s.isos)
+	s.mu.Unlock()
+	for _, id := range slices.Backward(made) {
+		s.remove(id)
+	}
+	for _, volid := range isos {
+		s.removeISO(volid)
+	}
+}
+
+func (s *server) removeISO(volid string) {
+	storage, _, _ := strings.Cut(volid, ":")
+	r := s.clean(http.MethodDelete, "/nodes/"+s.place.node+"/storage/"+storage+"/content/"+escape(volid))
+	if r.Code == http.StatusForbidden {
+		s.t.Logf("%s may be left behind: %s", volid, r.Status)
+		return
+	}
+	s.cleanWait(r)
+}
+
+// remove deletes one of our VMs on any node, with every volume that has its number. For
+// volumes without a VM it first makes one.
+func (s *server) remove(id int) {
+	node, found := s.where(id)
+	if !found {
+		if node = s.place.node; !s.hasVolumes(id) {
+			return
+		}
+		s.cleanWait(s.clean(http.MethodPost, "/nodes/"+node+"/qemu", marked(id)...))
+	}
+	path := "/nodes/" + node + "/qemu/" + itoa(id)
+	if s.underHA(path) { // a stop would only ask its manager
+		s.clean(http.MethodDelete, haResources+"/vm:"+itoa(id))
+	}
+	r := s.clean(http.MethodPut, path+"/config", "protection=0")
+	must.Not(s.t, r.Code != http.StatusOK, "clean up VM %d: %s", id, r.Status)
+	s.cleanWait(s.clean(http.MethodPost, path+"/status/stop"))
+	s.cleanWait(s.clean(http.MethodDelete, path, "destroy-unreferenced-disks=1", "purge=1"))
+}
+
+func (s *server) underHA(path string) bool {
+	current, _ := s.clean(http.MethodGet, path+"/status/current").Data.(map[string]any)
+	ha, _ := current["ha"].(map[string]any)
+	return text(ha["managed"]) == "1"
+}
+
+func (s *server) where(id int) (node string, found bool) {
+	for _, node := range []string{s.place.node, s.place.node2} {
+		if node == "" {
+			continue
+		}
+		if r := s.clean(http.MethodGet, "/nodes/"+node+"/qemu/"+itoa(id)+"/config"); r.Code == http.StatusOK {
+			return node, true
+		}
+	}
+	return "", false
+}
+
+func (s *server) hasVolumes(id int) bool {
+	for _, storage := range []string{s.place.storage, s.place.sharedStorage} {
+		if storage == "" {
+			continue
+		}
+		r := s.clean(http.MethodGet, "/nodes/"+s.place.node+"/storage/"+storage+"/content", "vmid="+itoa(id))
+		rows, _ := r.Data.([]any)
+		for _, row := range rows {
+			// Files have no owner and are always listed.
+			if o, ok := row.(map[string]any); ok && text(o["vmid"]) == itoa(id) {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// clean is do at the end of a test, after the end of its context.
+func (s *server) clean(method, path string, form ...string) reply {
+	r, err := s.tryAfter(method, path, form...)
+	must.Not(s.t, err != nil, "clean up: %s %s: %v", method, path, err)
+	return r
+}
+
+func (s *server) cleanWait(r reply) {
+	upid, ok := r.Data.(string)
+	if !ok {
+		s.t.Errorf("clean up: %s %s", r.Status, r.Body)
+		return
+	}
+	path := "/nodes/" + strings.Split(upid, ":")[1] + "/tasks/" + escape(upid) + "/status"
+	for range 600 {
+		status, _ := s.clean(http.MethodGet, path).Data.(map[string]any)
+		if status["status"] == "stopped" {
+			switch exit := text(status["exitstatus"]); {
+			case strings.HasPrefix(exit, "WARNINGS: "):
+				s.t.Logf("clean up: %s: %s", upid, exit)
+			case exit != "OK":
+				s.t.Errorf("clean up: %s: %s", upid, exit)
+			}
+			return
+		}
+		time.Sleep(200 * time.Millisecond)
+	}
+	s.t.Errorf("clean up: %s still runs after two minutes", upid)
+}
+
+func itoa(n int) string { return strconv.Itoa(n) }
+
+// wantRefusal compares an answer with that of Proxmox VE 9.2: its status line, and the errors of single parameters.
+func wantRefusal(t *testing.T, got reply, status string, params map[string]string) {
+	t.Helper()
+	must.Not(t, got.Status != status || fmt.Sprint(trimmed(got.Errors)) != fmt.Sprint(trimmed(params)),
+		"got  %s %v\nwant %s %v", got.Status, got.Errors, status, params)
+}
+
+func trimmed(params map[string]string) map[string]string {
+	out := map[string]string{}
+	for name, problem := range params {
+		out[name] = strings.TrimSpace(problem)
+	}
+	return out
+}

@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
 
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
@@ -119,9 +118,8 @@ func TestLabIsBegunOnlyInItsOwnDirectory(t *testing.T) {
 			before := content(t, dir)
 			err := writeLab(t, dir, labFiles)
 			if tt.want != "" {
-				if err == nil || !strings.Contains(err.Error(), tt.want) || fault.KindOf(err) != fault.Refused || len(fault.Hints(err)) == 0 {
-					t.Errorf("%v, want a refusal: %s", err, tt.want)
-				}
+				must.Not(t, err == nil || !strings.Contains(err.Error(), tt.want) || fault.KindOf(err) != fault.Refused ||
+					len(fault.Hints(err)) == 0, "%v, want a refusal: %s", err, tt.want)
 				must.Equal(t, "it was refused, and yet", before, content(t, dir))
 				return
 			}
@@ -135,9 +133,8 @@ func TestLabIsBegunOnlyInItsOwnDirectory(t *testing.T) {
 					t.Errorf("%s: %q, a person wrote %q", file, after[file], b)
 				}
 			}
-			if _, old := after[".recast/locks/1"]; old || after[lockName] != "locked" {
-				t.Errorf("state of the earlier lab: %v", after)
-			}
+			_, old := after[".recast/locks/1"]
+			must.Not(t, old || after[lockName] != "locked", "state of the earlier lab: %v", after)
 		})
 	}
 }
@@ -147,9 +144,8 @@ func TestLabDirectoryIsOfOneLab(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "new", "lab")
 	d := must.Get(openDirectory(dir))(t)
 	second := func() {
-		if _, err := openDirectory(dir); err == nil || !strings.Contains(err.Error(), "a lab runs in") || fault.KindOf(err) != fault.Refused {
-			t.Errorf("a second lab: %v", err)
-		}
+		_, err := openDirectory(dir)
+		must.Not(t, err == nil || !strings.Contains(err.Error(), "a lab runs in") || fault.KindOf(err) != fault.Refused, "a second lab: %v", err)
 	}
 	second() // while the first one starts
 	must.Do(t, d.write(labFiles))
@@ -173,13 +169,10 @@ func TestConsoleIsNoFileOfOthers(t *testing.T) {
 		must.Do(t, d.write(labFiles))
 		return w.Close()
 	}
-	if err := open(filepath.Join(home, "mine")); fault.KindOf(err) != fault.Refused || content(t, home)["mine"] != "text" {
-		t.Errorf("a file of a person: %v", err)
-	}
+	err := open(filepath.Join(home, "mine"))
+	must.Not(t, fault.KindOf(err) != fault.Refused || content(t, home)["mine"] != "text", "a file of a person: %v", err)
 	for _, file := range []string{"", os.DevNull, filepath.Join(home, "empty"), filepath.Join(home, "log"), filepath.Join(home, "log")} {
-		if err := open(file); err != nil {
-			t.Errorf("%q: %v", file, err)
-		}
+		must.Pass(t, open(file))
 	}
 	must.Equal(t, "two labs' console", "boot\nboot\n", content(t, home)["log"])
 }
@@ -192,9 +185,8 @@ func TestEnvOfEveryShell(t *testing.T) {
 		envName:  "export A='it'\\''s \\1'\nexport B='b'\nPATH='",
 		fishName: "set -gx A 'it\\'s \\\\1'\nset -gx B 'b'\nset -gx PATH '",
 	} {
-		if got := string(files[name]); !strings.HasPrefix(got, want) {
-			t.Errorf("%s: %s", name, got)
-		}
+		got := string(files[name])
+		must.Not(t, !strings.HasPrefix(got, want), "%s: %s", name, got)
 	}
 }
 
@@ -206,9 +198,8 @@ func TestDemoNoticesAWipedDisk(t *testing.T) {
 		"persistent disk data-wk2 has changed: c, before b": {"data-wk1": "a", "data-wk2": "c"},
 		"persistent disk data-wk1 is gone":                  {"data-wk2": "b"},
 	} {
-		if err := sameDisks(before, after); err == nil || err.Error() != name || fault.KindOf(err) != fault.Refused {
-			t.Errorf("%v, want %s", err, name)
-		}
+		err := sameDisks(before, after)
+		must.Not(t, err == nil || err.Error() != name || fault.KindOf(err) != fault.Refused, "%v, want %s", err, name)
 	}
 	must.Do(t, sameDisks(before, before))
 }
@@ -231,11 +222,9 @@ func TestUnharmed(t *testing.T) {
 	}
 }
 
-// TestDemoNoticesAWipedDiskOfTheWorld wipes a disk in a datacentre and runs the demo's
-// check.
+// TestDemoNoticesAWipedDiskOfTheWorld wipes a disk in a datacentre and runs the demo's check.
 func TestDemoNoticesAWipedDiskOfTheWorld(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		lab := must.Get(sim.New(t.Context(), sim.Options{
 			Network: network.Memory(), Prefix: "127.42.7", Registry: "127.0.0.1:5000", Factory: "127.0.0.1:8080",
 		}))(t)
@@ -244,9 +233,8 @@ func TestDemoNoticesAWipedDiskOfTheWorld(t *testing.T) {
 		}()
 		must.Do(t, lab.Install(t.Context(), map[string]string{"default": "customization: {}", "storage": "customization: {}"}))
 		before := lab.Disks()
-		if err := sameDisks(before, lab.Disks()); err != nil || len(before) != 2 {
-			t.Fatalf("%d disks, nothing was done, yet: %v", len(before), err)
-		}
+		err := sameDisks(before, lab.Disks())
+		must.Never(t, err != nil || len(before) != 2, "%d disks, nothing was done, yet: %v", len(before), err)
 		wiped := lab.World.Persistent()[1]
 		lab.World.Media(wiped.Volid, "pve1").Write(nil)
 		must.Contain(t, "error", fmt.Sprint(sameDisks(before, lab.Disks())), wiped.Serial+" has changed")

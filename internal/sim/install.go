@@ -239,7 +239,6 @@ const PatchedExtension = "iscsi-tools"
 // CommonExtension is an extension that every node has.
 const CommonExtension = "qemu-guest-agent"
 
-// extensions returns the extensions of the lab's Talos release.
 func extensions() []artefact.Extension {
 	ext := func(name, version, author, text, file string) artefact.Extension {
 		return artefact.Extension{
@@ -294,7 +293,6 @@ func registryError(err error) error {
 // BreakImage gives an image a defect: see talosapi.Firmware.
 func (l *Lab) BreakImage(image string, d talosapi.Defect) { l.machines.BreakImage(image, d) }
 
-// register uploads a schematic to the factory and returns its installer reference.
 func (l *Lab) register(ctx context.Context, schematic string) (installer string, err error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, l.factoryURL()+"/schematics", bytes.NewBufferString(schematic))
 	if err != nil {
@@ -318,7 +316,6 @@ var kubernetesReleases = []string{
 	"v1.36.0", "v1.36.1", "v1.36.2", "v1.37.0", "v1.37.1",
 }
 
-// kubernetesImages are the repositories of a Kubernetes release.
 var kubernetesImages = []string{
 	"registry.k8s.io/kube-apiserver", "registry.k8s.io/kube-apiserver-amd64", "registry.k8s.io/kube-controller-manager", "registry.k8s.io/kube-scheduler", "registry.k8s.io/kube-proxy",
 	"ghcr.io/siderolabs/kubelet",
@@ -447,7 +444,6 @@ func (l *Lab) Fingerprint() string { return fingerprint(l.pveCert) }
 // Extensions returns the repository of the official extensions.
 func (l *Lab) Extensions() string { return l.o.Registry + "/siderolabs" }
 
-// config renders recast.yaml.
 func (l *Lab) config() string {
 	var b strings.Builder
 	b.WriteString("nodes:\n")

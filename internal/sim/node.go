@@ -90,7 +90,6 @@ func (o Options) nodes() []Node {
 	return out
 }
 
-// layout returns the disk layout of node i.
 func (o Options) layout(i int) Layout {
 	if len(o.Layouts) == 0 {
 		return Layout{Bus: o.DiskBus, Data: 1}
@@ -196,7 +195,6 @@ func (v VM) systemDisk() string {
 	return ""
 }
 
-// bus returns the bus of the system disk.
 func (v VM) bus() string { return strings.TrimRight(v.systemDisk(), "0123456789") }
 
 // ephemeralElsewhere reports whether a document puts EPHEMERAL on another disk.
@@ -542,7 +540,6 @@ func issue(life time.Duration, a *authority, subject pkix.Name, addrs []string) 
 		pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER}), nil
 }
 
-// issuePair calls issue for one of the lab's servers.
 func issuePair(a *authority, name string, addrs []string) (tls.Certificate, error) {
 	certPEM, keyPEM, err := issue(tenYears, a, pkix.Name{CommonName: name}, addrs)
 	if err != nil {

@@ -97,7 +97,6 @@ func (c command) unknown() error {
 	return fmt.Errorf("ERROR: unknown command '%s'", strings.Join(append([]string{c.name}, c.words...), " "))
 }
 
-// take removes an option and returns its value.
 func (c command) take(name string) string {
 	value := c.options[name]
 	delete(c.options, name)
@@ -282,9 +281,7 @@ func (s Shell) set(c command, id int) (string, error) {
 
 func (s Shell) change(c command, id int) (string, error) {
 	request := world.ChangeRequest{ID: id, Force: c.take("force") == "1", Digest: c.take("digest")}
-	for key := range strings.FieldsFuncSeq(c.take("delete"), func(r rune) bool { return strings.ContainsRune(",; ", r) }) {
-		request.Delete = append(request.Delete, key)
-	}
+	request.Delete = pveList(c.take("delete"))
 	request.Set = c.options
 	var said strings.Builder
 	fmt.Fprintf(&said, "update VM %d:", id)

@@ -4,7 +4,6 @@ import (
 	"regexp"
 	"strings"
 	"testing"
-	"testing/synctest"
 
 	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/sim/world"
@@ -31,8 +30,7 @@ func qmWorld(t *testing.T) Shell {
 var meta = regexp.MustCompile(`meta: .*\n`)
 
 func TestQm(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		s := qmWorld(t)
 		const stray = "VM 100 add unreferenced volume 'fast:100/vm-100-disk-1.raw' as 'unused0' to config"
 		for _, c := range []struct{ line, want string }{
@@ -53,9 +51,7 @@ func TestQm(t *testing.T) {
 			{"qm destroy 200", ""},
 		} {
 			out, err := s.Run(strings.Fields(c.line))
-			if err != nil {
-				t.Fatalf("%s: %v", c.line, err)
-			}
+			must.Never(t, err != nil, "%s: %v", c.line, err)
 			if strings.Contains(out, "TASK ") || strings.HasPrefix(out, "reassign") {
 				out = "" // a task log
 			}
@@ -82,12 +78,9 @@ func TestQmRefuses(t *testing.T) {
 		"rm -rf /":                                 "rm: command not found",
 	} {
 		t.Run(line, func(t *testing.T) {
-			t.Parallel()
-			synctest.Test(t, func(t *testing.T) {
+			must.Bubble(t, func(t *testing.T) {
 				_, err := qmWorld(t).Run(strings.Fields(line))
-				if err == nil {
-					t.Fatal("it did something")
-				}
+				must.Never(t, err == nil, "it did something")
 				must.Equal(t, "shellMessage", want, shellMessage(err))
 			})
 		})
@@ -105,18 +98,15 @@ func TestPveum(t *testing.T) {
 		"acl modify / --users a@pve --roles Administrator",
 		"acl modify /vms --tokens a@pve!t --roles Small --propagate 0",
 	} {
-		if out, err := l.Pveum(strings.Fields(line)); err != nil || out != "" {
-			t.Fatalf("%s: %q, %v", line, out, err)
-		}
+		out, err := l.Pveum(strings.Fields(line))
+		must.Never(t, err != nil || out != "", "%s: %q, %v", line, out, err)
 	}
 	for _, propagate := range []string{"1", "0"} { // the same entry
 		must.Get(l.Pveum(strings.Fields("acl modify /vms --tokens a@pve!t --roles Small --propagate " + propagate)))(t)
 	}
 	out, err := l.Pveum(strings.Fields("user token add a@pve t --privsep 1"))
 	id, secret, _ := strings.Cut(strings.TrimPrefix(out, "full-tokenid "), "\nvalue ")
-	if err != nil || id != "a@pve!t" || l.World.VerifyToken(id, strings.TrimSpace(secret)) != nil {
-		t.Fatalf("%q, %v", out, err)
-	}
+	must.Never(t, err != nil || id != "a@pve!t" || l.World.VerifyToken(id, strings.TrimSpace(secret)) != nil, "%q, %v", out, err)
 	want := []world.ACL{{Path: "/", Who: "a@pve", Role: "Administrator", Propagate: true}, {Path: "/vms", Who: "a@pve!t", Role: "Small"}}
 	must.Equal(t, "ACLs", want, l.World.ACLs())
 	must.Do(t, l.World.Check(id, "/vms", "VM.PowerMgmt"))
@@ -133,8 +123,7 @@ func TestPveum(t *testing.T) {
 		"role modify Big --privs VM.Audit":       "update role failed: role 'Big' does not exist",
 		"acl modify / --users a@pve --roles Big": "ACL update failed: role 'Big' does not exist",
 	} {
-		if _, err := l.Pveum(strings.Fields(line)); err == nil || err.Error() != want {
-			t.Errorf("%s: %v, want %s", line, err, want)
-		}
+		_, err := l.Pveum(strings.Fields(line))
+		must.Not(t, err == nil || err.Error() != want, "%s: %v, want %s", line, err, want)
 	}
 }

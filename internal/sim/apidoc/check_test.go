@@ -51,9 +51,7 @@ func testCheck(t *testing.T, s *apidoc.Schema, cases map[string]checked) {
 	must.Each(t, cases, func(t *testing.T, c checked) {
 		v := s.Check(c.call)
 		must.Equal(t, "violations", c.want, problems(v))
-		if len(v.Unchecked) > 0 {
-			t.Errorf("unchecked: %q", v.Unchecked)
-		}
+		must.Not(t, len(v.Unchecked) > 0, "unchecked: %q", v.Unchecked)
 	})
 }
 
@@ -160,9 +158,8 @@ func TestUnchecked(t *testing.T) {
 		`lookbehind: pattern (?!a)b: error parsing regexp: invalid or unsupported Perl syntax: ` + "`(?!`",
 		"odd: format pve-odd", "strange: keyword oneOf",
 	}
-	if diff := cmp.Diff(want, v.Unchecked); diff != "" || len(v.Violations) > 0 {
-		t.Errorf("unchecked (-want +got):\n%s\nviolations %v", diff, v.Violations)
-	}
+	diff := cmp.Diff(want, v.Unchecked)
+	must.Not(t, diff != "" || len(v.Violations) > 0, "unchecked (-want +got):\n%s\nviolations %v", diff, v.Violations)
 	exceptions := []string{
 		`POST /nodes/{node}/vm lookbehind: pattern (?!a)b: error parsing regexp: invalid or unsupported Perl syntax: ` + "`(?!`",
 		"POST /nodes/{node}/vm strange: keyword oneOf",
@@ -179,13 +176,11 @@ func TestParameters(t *testing.T) {
 		{Name: "node", Required: true, Type: "string"},
 		{Name: "vmid", Required: true, Type: "integer", Minimum: new(100.0), Maximum: new(999999999.0)},
 	}
-	if diff := cmp.Diff(want, got); diff != "" || !ok {
-		t.Errorf("parameters, there: %v (-want +got):\n%s", ok, diff)
-	}
+	diff := cmp.Diff(want, got)
+	must.Not(t, diff != "" || !ok, "parameters, there: %v (-want +got):\n%s", ok, diff)
 	all, _ := s.Parameters("POST", "/nodes/{node}/vm")
-	if net := (apidoc.Parameter{Name: "net", Indexed: true, Last: 31, Type: "string"}); !slices.Contains(all, net) {
-		t.Errorf("%+v is not in %+v", net, all)
-	}
+	net := (apidoc.Parameter{Name: "net", Indexed: true, Last: 31, Type: "string"})
+	must.Not(t, !slices.Contains(all, net), "%+v is not in %+v", net, all)
 	if _, ok := s.Parameters("GET", "/nodes/{node}/lxc"); ok {
 		t.Error("has the parameters of a path that it has not")
 	}
@@ -197,9 +192,7 @@ func TestLoadRefuses(t *testing.T) {
 		"no JSON": "x", "no path": "{}", "a name that is no path": `{"nodes":{}}`, "no methods": `{"/nodes":[]}`,
 		"a flag that is none": `{"/nodes":{"GET":{"parameters":{"properties":{"a":{"optional":"maybe"}}}}}}`,
 	} {
-		if _, err := apidoc.Load(strings.NewReader(text)); err == nil {
-			t.Errorf("%s: no error", name)
-		}
+		must.Not(t, must.Err(apidoc.Load(strings.NewReader(text))) == nil, "%s: no error", name)
 	}
 }
 

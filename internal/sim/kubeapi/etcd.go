@@ -202,7 +202,6 @@ func (s *Server) Plant(ctx context.Context, u *unstructured.Unstructured) error 
 	return err
 }
 
-// bootstrap returns the default objects of a new cluster.
 func bootstrap(version string) ([]map[string]any, error) {
 	all, err := manifests.Render(manifests.Of(version))
 	if err != nil {

@@ -2,8 +2,19 @@ package kubeapi_test
 
 import (
 	"bufio"
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"crypto/x509/pkix"
 	"encoding/json"
+	"encoding/pem"
+	"errors"
 	"fmt"
+	"math/big"
+	"net"
 	"net/http"
 	"slices"
 	"strings"
@@ -12,28 +23,34 @@ import (
 	"testing/synctest"
 	"time"
 
+	appsv1 "k8s.io/api/apps/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
+	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/net"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	utilnet "k8s.io/apimachinery/pkg/util/net"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/recast-sh/recast/internal/sim/kubeapi"
 	"github.com/recast-sh/recast/internal/sim/kubeapi/store"
 	"github.com/recast-sh/recast/internal/sim/must"
+	"github.com/recast-sh/recast/internal/sim/network"
+	"github.com/recast-sh/recast/internal/sim/record"
 )
 
-// bare creates a bare pod on wk1 and waits until it runs.
 func bare(t *testing.T, c kubernetes.Interface, namespace string, command ...string) *corev1.Pod {
 	t.Helper()
-	p, err := c.CoreV1().Pods(namespace).Create(t.Context(), &corev1.Pod{
+	p := must.Get(c.CoreV1().Pods(namespace).Create(t.Context(), &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: "bare"},
 		Spec:       corev1.PodSpec{NodeName: "wk1", Containers: []corev1.Container{{Name: "bare", Image: "bare", Command: command}}},
-	}, metav1.CreateOptions{})
-	must.Do(t, err)
+	}, metav1.CreateOptions{}))(t)
 	time.Sleep(10 * time.Second)
 	return p
 }
@@ -52,29 +69,25 @@ func TestWebhookDeniesAsTheServerSays(t *testing.T) {
 		want   string
 		code   int32
 	}
-	must.Each(t, map[string]row{
+	must.Bubbles(t, map[string]row{
 		"with a code and words": {metav1.Status{Code: http.StatusForbidden, Message: "not now"}, `admission webhook "w.example.com" denied the request: not now`, http.StatusForbidden},
 		"without a code":        {metav1.Status{Reason: "Closed"}, `admission webhook "w.example.com" denied the request: Closed`, http.StatusBadRequest},
 		"without a word":        {metav1.Status{}, `admission webhook "w.example.com" denied the request without explanation`, http.StatusBadRequest},
 	}, func(t *testing.T, c row) {
-		synctest.Test(t, func(t *testing.T) {
-			l := newLab(t, "wk1")
-			client := l.client(t, "system:masters")
-			bare(t, client, "default")
-			l.SetWebhook("w.example.com", func(r kubeapi.Request) *metav1.Status {
-				if r != (kubeapi.Request{Verb: "create", Resource: "pods/eviction", Namespace: "default", Name: "bare"}) {
-					return nil
-				}
-				return &c.denied
-			})
-			err := evict(t, client, "default", nil)
-			status, ok := err.(apierrors.APIStatus)
-			if !ok || err.Error() != c.want || status.Status().Code != c.code {
-				t.Errorf("err = %v", err)
+		l := newLab(t, "wk1")
+		client := l.client(t, "system:masters")
+		bare(t, client, "default")
+		l.SetWebhook("w.example.com", func(r kubeapi.Request) *metav1.Status {
+			if r != (kubeapi.Request{Verb: "create", Resource: "pods/eviction", Namespace: "default", Name: "bare"}) {
+				return nil
 			}
-			l.SetWebhook("", nil)
-			must.Do(t, evict(t, client, "default", nil))
+			return &c.denied
 		})
+		err := evict(t, client, "default", nil)
+		status, ok := err.(apierrors.APIStatus)
+		must.Not(t, !ok || err.Error() != c.want || status.Status().Code != c.code, "err = %v", err)
+		l.SetWebhook("", nil)
+		must.Do(t, evict(t, client, "default", nil))
 	})
 }
 
@@ -83,9 +96,8 @@ func TestEvictionIsOfOnePodOnly(t *testing.T) {
 		l := newLab(t, "wk1")
 		c := l.client(t, "system:masters")
 		p := bare(t, c, "default")
-		if err := evict(t, c, "default", new(types.UID("another"))); !apierrors.IsConflict(err) {
-			t.Errorf("err = %v", err)
-		}
+		err := evict(t, c, "default", new(types.UID("another")))
+		must.Not(t, !apierrors.IsConflict(err), "err = %v", err)
 		must.Do(t, evict(t, c, "default", &p.UID))
 	})
 }
@@ -101,13 +113,10 @@ func TestNamespaceIsTerminated(t *testing.T) {
 		bare(t, c, "old", "sleep", "infinity")
 		must.Do(t, namespaces.Delete(t.Context(), "old", metav1.DeleteOptions{}))
 		ns, err := namespaces.Get(t.Context(), "old", metav1.GetOptions{})
-		if err != nil || ns.Status.Phase != corev1.NamespaceTerminating {
-			t.Fatalf("namespace %+v, %v", ns.Status, err)
-		}
+		must.Never(t, err != nil || ns.Status.Phase != corev1.NamespaceTerminating, "namespace %+v, %v", ns.Status, err)
 		err = evict(t, c, "old", nil)
-		if !apierrors.IsForbidden(err) || !apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) {
-			t.Errorf("err = %v", err)
-		}
+		must.Not(t, !apierrors.IsForbidden(err) || !apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause),
+			"err = %v", err)
 		time.Sleep(30 * time.Second)
 		if p, err := c.CoreV1().Pods("old").Get(t.Context(), "bare", metav1.GetOptions{}); err != nil || p.DeletionTimestamp == nil {
 			t.Errorf("within its grace period: %v, %v", p.DeletionTimestamp, err)
@@ -127,18 +136,14 @@ func TestEvictionPermissions(t *testing.T) {
 		c := l.client(t, "readers")
 		err := evict(t, c, "default", nil)
 		const want = `pods "bare" is forbidden: User "admin" cannot create resource "pods/eviction" in API group "" in the namespace "default"`
-		if !apierrors.IsForbidden(err) || err.Error() != want {
-			t.Errorf("err = %v", err)
-		}
+		must.Not(t, !apierrors.IsForbidden(err) || err.Error() != want, "err = %v", err)
 		for verb, may := range map[string]bool{"get": true, "create": false} {
 			review, err := c.AuthorizationV1().SelfSubjectAccessReviews().Create(t.Context(), &authorizationv1.SelfSubjectAccessReview{
 				Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: &authorizationv1.ResourceAttributes{
 					Namespace: "default", Verb: verb, Resource: "pods", Subresource: "eviction",
 				}},
 			}, metav1.CreateOptions{})
-			if err != nil || review.Status.Allowed != may {
-				t.Errorf("may %s: %t, %v", verb, review.Status.Allowed, err)
-			}
+			must.Not(t, err != nil || review.Status.Allowed != may, "may %s: %t, %v", verb, review.Status.Allowed, err)
 		}
 	})
 }
@@ -151,7 +156,7 @@ func TestServiceProxy(t *testing.T) {
 		c := l.client(t, "system:masters")
 		get := func(scheme, name, port string) (string, error) {
 			result := c.CoreV1().RESTClient().Get().Namespace("default").Resource("services").SubResource("proxy").
-				Name(net.JoinSchemeNamePort(scheme, name, port)).Suffix("/v1/nodes").SetHeader("Accept", "application/json").Do(t.Context())
+				Name(utilnet.JoinSchemeNamePort(scheme, name, port)).Suffix("/v1/nodes").SetHeader("Accept", "application/json").Do(t.Context())
 			b, err := result.Raw()
 			if err != nil {
 				err = result.Error()
@@ -161,9 +166,8 @@ func TestServiceProxy(t *testing.T) {
 		refused := func(err error, code int32, want string) {
 			t.Helper()
 			status, ok := err.(*apierrors.StatusError)
-			if !ok || status.ErrStatus.Code != code || !strings.Contains(status.ErrStatus.Message, want) {
-				t.Errorf("err = %v, want %d with %q", err, code, want)
-			}
+			must.Not(t, !ok || status.ErrStatus.Code != code || !strings.Contains(status.ErrStatus.Message, want),
+				"err = %v, want %d with %q", err, code, want)
 		}
 		_, err := get("", "linstor-controller", "3370")
 		refused(err, http.StatusNotFound, `services "linstor-controller" not found`)
@@ -191,9 +195,8 @@ func TestServiceProxy(t *testing.T) {
 		time.Sleep(20 * time.Second)
 		l.LINSTOR().AddNode("wk1")
 		for _, port := range []string{"3370", "api"} {
-			if body, err := get("", "linstor-controller", port); err != nil || !strings.Contains(body, `"connection_status":"ONLINE"`) {
-				t.Errorf("%s: %s, %v", port, body, err)
-			}
+			body, err := get("", "linstor-controller", port)
+			must.Not(t, err != nil || !strings.Contains(body, `"connection_status":"ONLINE"`), "%s: %s, %v", port, body, err)
 		}
 		_, err = get("https", "linstor-controller", "3370")
 		refused(err, http.StatusServiceUnavailable, "error trying to reach service: ")
@@ -213,7 +216,6 @@ func TestServiceProxy(t *testing.T) {
 	})
 }
 
-// asTable is what kubectl get asks for.
 const asTable = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json;as=Table;v=v1beta1;g=meta.k8s.io,application/json"
 
 // show is a table as kubectl prints it, without the columns of -o wide.
@@ -282,18 +284,13 @@ func TestTables(t *testing.T) {
 		} {
 			table := must.Get(tableOf(t, c, "/api/v1/nodes?includeObject="+include, asTable))(t)
 			var row struct{ Kind string }
-			if raw := table.Rows[0].Object.Raw; len(raw) > 0 && json.Unmarshal(raw, &row) != nil || row.Kind != want {
-				t.Errorf("includeObject=%s: %s", include, raw)
-			}
+			raw := table.Rows[0].Object.Raw
+			must.Not(t, len(raw) > 0 && json.Unmarshal(raw, &row) != nil || row.Kind != want, "includeObject=%s: %s", include, raw)
 		}
 		_, err := tableOf(t, c, "/api/v1/nodes?includeObject=All", asTable)
-		if !apierrors.IsBadRequest(err) || !strings.Contains(err.Error(), "Unable to convert to Table as requested: includeObject") {
-			t.Errorf("an unknown includeObject: %v", err)
-		}
+		must.Not(t, !apierrors.IsBadRequest(err) || !strings.Contains(err.Error(), "Unable to convert to Table as requested: includeObject"), "an unknown includeObject: %v", err)
 		plain, err := tableOf(t, c, "/api/v1/nodes", "application/json,"+asTable)
-		if err != nil || plain.Kind != "NodeList" {
-			t.Errorf("objects were preferred, got a %s, %v", plain.Kind, err)
-		}
+		must.Not(t, err != nil || plain.Kind != "NodeList", "objects were preferred, got a %s, %v", plain.Kind, err)
 	})
 }
 
@@ -303,8 +300,7 @@ func TestWatchTables(t *testing.T) {
 		l := newLab(t, "wk1")
 		c := l.client(t, "system:masters")
 		time.Sleep(20 * time.Second)
-		body, err := c.CoreV1().RESTClient().Get().RequestURI("/api/v1/nodes?watch=true&timeoutSeconds=60").SetHeader("Accept", asTable).Stream(t.Context())
-		must.Do(t, err)
+		body := must.Get(c.CoreV1().RESTClient().Get().RequestURI("/api/v1/nodes?watch=true&timeoutSeconds=60").SetHeader("Accept", asTable).Stream(t.Context()))(t)
 		defer func() { _ = body.Close() }()
 		go l.NodeDown(node("wk1", 0).UUID)
 		var got []string
@@ -334,9 +330,7 @@ func newBridge(t *testing.T, upstream *lab, nodes ...string) *lab {
 		_ = up.Close() // it never fails
 		mu.Lock()
 		defer mu.Unlock()
-		if len(refused) > 0 {
-			t.Errorf("refused: %v", refused)
-		}
+		must.Not(t, len(refused) > 0, "refused: %v", refused)
 	})
 	return startLab(t, kubeapi.Options{Upstream: up, Refused: func(err error) { mu.Lock(); defer mu.Unlock(); refused = append(refused, err) }}, nodes...)
 }
@@ -355,18 +349,13 @@ func TestBridge(t *testing.T) {
 		if n := len(slices.DeleteFunc(slices.Clone(pods), func(name string) bool { return name != "web" })); n != 2 {
 			t.Fatalf("pods on the nodes: %v, want two of web", pods)
 		}
-		if n := look(t, there, "wk1"); n.BootID != "boot-1-wk1" || n.Ready != corev1.ConditionTrue {
-			t.Errorf("node wk1 is %+v", n)
-		}
+		n := look(t, there, "wk1")
+		must.Not(t, n.BootID != "boot-1-wk1" || n.Ready != corev1.ConditionTrue, "node wk1 is %+v", n)
 		lease, err := there.CoordinationV1().Leases("kube-node-lease").Get(t.Context(), "wk1", metav1.GetOptions{})
-		if err != nil || time.Since(lease.Spec.RenewTime.Time) > 11*time.Second {
-			t.Errorf("lease of wk1: %+v, %v", lease, err)
-		}
+		must.Not(t, err != nil || time.Since(lease.Spec.RenewTime.Time) > 11*time.Second, "lease of wk1: %+v, %v", lease, err)
 
 		list, err := c.CoreV1().Pods("default").List(t.Context(), metav1.ListOptions{LabelSelector: "app=web"})
-		if err != nil || len(list.Items) != 2 {
-			t.Fatalf("pods through the lab: %v, %v", list, err)
-		}
+		must.Never(t, err != nil || len(list.Items) != 2, "pods through the lab: %v, %v", list, err)
 		pod := list.Items[0]
 		evict := func() error {
 			return c.PolicyV1().Evictions("default").Evict(t.Context(), &policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Name: pod.Name, Namespace: "default"}})
@@ -375,12 +364,411 @@ func TestBridge(t *testing.T) {
 			t.Errorf("eviction against the budget: %v, want a refusal", err)
 		}
 		must.Do(t, c.PolicyV1().PodDisruptionBudgets("default").Delete(t.Context(), "web", metav1.DeleteOptions{}))
-		if err := evict(); err != nil {
-			t.Errorf("eviction: %v", err)
-		}
+		must.Pass(t, evict())
 		time.Sleep(5 * time.Second)
 		if _, err := there.CoreV1().Pods("default").Get(t.Context(), pod.Name, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 			t.Errorf("the evicted pod: %v, want it ended by its kubelet", err)
 		}
 	})
+}
+
+const apiAddr = "127.42.7.10:6443"
+
+// lab is an API in memory with three workers that are starting.
+type lab struct {
+	*kubeapi.Server
+	net   *network.Network
+	calls *record.Recorder
+	ca    *authority
+	who   kubeapi.Identity // its only API server
+}
+
+func newLab(t *testing.T, nodes ...string) *lab {
+	t.Helper()
+	return startLab(t, kubeapi.Options{}, nodes...)
+}
+
+// startLab starts an API with these options, which its version and recorder are added to.
+func startLab(t *testing.T, o kubeapi.Options, nodes ...string) *lab {
+	t.Helper()
+	l := &lab{net: network.Memory(), calls: record.New(), ca: newAuthority(t)}
+	server := l.ca.issue(t, "kube-apiserver", nil)
+	cert := must.Get(tls.X509KeyPair(server.cert, server.key))(t)
+	l.who = kubeapi.Identity{Version: "v1.35.4", Certificate: &cert, ClientCA: l.ca.pool()}
+	o.Version, o.Recorder = "v1.35.4", l.calls
+	l.Server = must.Get(kubeapi.New(t.Context(), o))(t)
+	listener := must.Get(l.net.Listen(apiAddr))(t)
+	served := make(chan error, 1)
+	go func() { served <- l.Serve(t.Context(), listener, l.who) }()
+	t.Cleanup(func() {
+		must.Pass(t, l.Close())
+		must.Pass(t, <-served)
+	})
+	for i, name := range nodes {
+		l.NodeUp(node(name, i))
+	}
+	return l
+}
+
+func node(name string, i int) kubeapi.NodeInfo {
+	return kubeapi.NodeInfo{
+		Name: name, UUID: "4c4c4544-0000-4000-8000-00000000000" + string(rune('1'+i)), BootID: "boot-1-" + name,
+		KubeletVersion: "v1.35.4", OSImage: "Talos (v1.13.9)", Addresses: []string{"127.42.7.3" + string(rune('1'+i))},
+		Annotations: map[string]string{"talos.dev/owned-labels": "[]"},
+	}
+}
+
+func (l *lab) client(t *testing.T, organization ...string) *kubernetes.Clientset {
+	t.Helper()
+	return must.Get(kubernetes.NewForConfig(l.config(t, organization...)))(t)
+}
+
+func (l *lab) config(t *testing.T, organization ...string) *rest.Config {
+	t.Helper()
+	pair := l.ca.issue(t, "admin", organization)
+	kubeconfig := must.Get(kubeapi.Kubeconfig("lab", "https://"+apiAddr, l.ca.cert, pair.cert, pair.key))(t)
+	cfg := must.Get(clientcmd.RESTConfigFromKubeConfig(kubeconfig))(t)
+	cfg.Dial = l.net.Dialer().DialContext
+	cfg.QPS = -1
+	httpClient := must.Get(rest.HTTPClientFor(cfg))(t)
+	// All clients of this config share the transport.
+	t.Cleanup(httpClient.CloseIdleConnections)
+	return cfg
+}
+
+type authority struct {
+	cert []byte // PEM
+	leaf *x509.Certificate
+	key  *ecdsa.PrivateKey
+}
+
+type keyPair struct{ cert, key []byte }
+
+func newAuthority(t *testing.T) *authority {
+	t.Helper()
+	key := must.Get(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "kubernetes"}, IsCA: true, BasicConstraintsValid: true,
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour), KeyUsage: x509.KeyUsageCertSign,
+	}
+	der := must.Get(x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key))(t)
+	leaf := must.Get(x509.ParseCertificate(der))(t)
+	return &authority{cert: pemBlock("CERTIFICATE", der), leaf: leaf, key: key}
+}
+
+func (a *authority) pool() *x509.CertPool {
+	p := x509.NewCertPool()
+	p.AddCert(a.leaf)
+	return p
+}
+
+func (a *authority) issue(t *testing.T, name string, organization []string) keyPair {
+	t.Helper()
+	key := must.Get(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
+	template := &x509.Certificate{
+		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: name, Organization: organization},
+		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(12 * time.Hour),
+		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth},
+		IPAddresses: []net.IP{net.ParseIP("127.42.7.10")},
+	}
+	der := must.Get(x509.CreateCertificate(rand.Reader, template, a.leaf, &key.PublicKey, a.key))(t)
+	pkcs8 := must.Get(x509.MarshalPKCS8PrivateKey(key))(t)
+	return keyPair{cert: pemBlock("CERTIFICATE", der), key: pemBlock("PRIVATE KEY", pkcs8)}
+}
+
+func pemBlock(kind string, der []byte) []byte {
+	return pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der})
+}
+
+func TestStatusErrors(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t)
+		c := l.client(t, "system:masters")
+		leases := c.CoordinationV1().Leases("kube-system")
+		lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Name: "recast"}}
+		stored := must.Get(leases.Create(t.Context(), lease, metav1.CreateOptions{}))(t)
+		stale := stored.DeepCopy()
+		stored.Spec.HolderIdentity = new("a")
+		must.Get(leases.Update(t.Context(), stored, metav1.UpdateOptions{}))(t)
+		stale.Spec.HolderIdentity = new("b")
+
+		_, twice := leases.Create(t.Context(), lease, metav1.CreateOptions{})
+		_, lost := leases.Update(t.Context(), stale, metav1.UpdateOptions{})
+		_, none := leases.Get(t.Context(), "none", metav1.GetOptions{})
+		_, nowhere := c.CoordinationV1().Leases("nowhere").Create(t.Context(), lease, metav1.CreateOptions{})
+		_, field := c.CoreV1().Pods("").List(t.Context(), metav1.ListOptions{FieldSelector: "spec.hostname=x"})
+		_, patch := leases.Patch(t.Context(), "recast", "application/x-patch", []byte("{}"), metav1.PatchOptions{})
+		other := leases.Delete(t.Context(), "recast", metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions("other")})
+		unserved := c.RESTClient().Get().AbsPath("/apis/batch/v1/jobs").Do(t.Context()).Error()
+		forbidden := func() error {
+			_, err := l.client(t, "viewers").CoreV1().Nodes().List(t.Context(), metav1.ListOptions{})
+			return err
+		}()
+
+		want := []metav1.StatusReason{
+			metav1.StatusReasonAlreadyExists, metav1.StatusReasonConflict, metav1.StatusReasonNotFound, metav1.StatusReasonNotFound,
+			metav1.StatusReasonBadRequest, metav1.StatusReasonUnsupportedMediaType, metav1.StatusReasonConflict,
+			metav1.StatusReasonNotFound, metav1.StatusReasonForbidden,
+		}
+		var got []metav1.StatusReason
+		for _, err := range []error{twice, lost, none, nowhere, field, patch, other, unserved, forbidden} {
+			got = append(got, apierrors.ReasonForError(err))
+		}
+		must.Equal(t, "reasons", want, got)
+	})
+}
+
+func TestPatches(t *testing.T) {
+	type row struct {
+		kind  types.PatchType
+		patch string
+		want  map[string]string
+	}
+	must.Bubbles(t, map[string]row{
+		"merge":             {types.MergePatchType, `{"data":{"a":null,"c":"3"}}`, map[string]string{"b": "2", "c": "3"}},
+		"strategic":         {types.StrategicMergePatchType, `{"data":{"a":"9"}}`, map[string]string{"a": "9", "b": "2"}},
+		"json":              {types.JSONPatchType, `[{"op":"test","path":"/data/a","value":"1"},{"op":"remove","path":"/data/a"},{"op":"add","path":"/data/x~1y","value":"4"}]`, map[string]string{"b": "2", "x/y": "4"}},
+		"json that fails":   {types.JSONPatchType, `[{"op":"test","path":"/data/a","value":"2"},{"op":"remove","path":"/data/a"}]`, nil},
+		"json into nothing": {types.JSONPatchType, `[{"op":"replace","path":"/nothing/a","value":"2"}]`, nil},
+	}, func(t *testing.T, tc row) {
+		maps := newLab(t).client(t, "system:masters").CoreV1().ConfigMaps("default")
+		cm := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "x"}, Data: map[string]string{"a": "1", "b": "2"}}
+		must.Get(maps.Create(t.Context(), cm, metav1.CreateOptions{}))(t)
+		got, err := maps.Patch(t.Context(), "x", tc.kind, []byte(tc.patch), metav1.PatchOptions{})
+		if tc.want == nil {
+			known := apierrors.APIStatus(nil)
+			must.Never(t, !errors.As(err, &known) || known.Status().Code != http.StatusUnprocessableEntity, "err = %v, want 422", err)
+			return
+		}
+		must.Do(t, err)
+		must.Equal(t, "data", tc.want, got.Data)
+	})
+}
+
+func TestStatusAndSpecAreWrittenApart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newLab(t).client(t, "system:masters")
+		n := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "x"}, Status: corev1.NodeStatus{Phase: corev1.NodeRunning}}
+		n, err := c.CoreV1().Nodes().Create(t.Context(), n, metav1.CreateOptions{})
+		must.Do(t, err)
+		type view struct {
+			Phase      corev1.NodePhase
+			PodCIDR    string
+			Generation int64
+		}
+		got := []view{{n.Status.Phase, n.Spec.PodCIDR, n.Generation}}
+		n.Status.Phase, n.Spec.PodCIDR = corev1.NodeRunning, "10.244.0.0/24"
+		if n, err = c.CoreV1().Nodes().UpdateStatus(t.Context(), n, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		got = append(got, view{n.Status.Phase, n.Spec.PodCIDR, n.Generation})
+		n.Status.Phase, n.Spec.PodCIDR = corev1.NodeTerminated, "10.244.0.0/24"
+		if n, err = c.CoreV1().Nodes().Update(t.Context(), n, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		got = append(got, view{n.Status.Phase, n.Spec.PodCIDR, n.Generation})
+		want := []view{{"", "", 1}, {corev1.NodeRunning, "", 1}, {corev1.NodeRunning, "10.244.0.0/24", 2}}
+		must.Equal(t, "created, status written, spec written", want, got)
+	})
+}
+
+func TestDiscovery(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newLab(t).client(t, "system:masters")
+		v, err := c.Discovery().ServerVersion()
+		must.Not(t, err != nil || v.GitVersion != "v1.35.4" || v.Minor != "35", "version = %+v, %v", v, err)
+		_, lists, err := c.Discovery().ServerGroupsAndResources()
+		must.Do(t, err)
+		var served []string
+		for _, l := range lists {
+			for _, r := range l.APIResources {
+				if r.Name == "pods/eviction" || r.Kind == "VolumeAttachment" || r.Kind == "PodDisruptionBudget" {
+					served = append(served, l.GroupVersion+" "+r.Name+" "+r.Group)
+				}
+			}
+		}
+		want := []string{
+			"v1 pods/eviction policy", "policy/v1 poddisruptionbudgets ", "policy/v1 poddisruptionbudgets/status ",
+			"storage.k8s.io/v1 volumeattachments ", "storage.k8s.io/v1 volumeattachments/status ",
+		}
+		slices.Sort(served)
+		slices.Sort(want)
+		must.Equal(t, "resources", want, served)
+	})
+}
+
+func TestWatchSeesWhatItSelects(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		for _, accept := range []string{"application/json", "application/vnd.kubernetes.protobuf"} {
+			l := newLab(t)
+			cfg := l.config(t, "system:masters")
+			cfg.ContentType = accept
+			cfg.AcceptContentTypes = accept
+			c := must.Get(kubernetes.NewForConfig(cfg))(t)
+			w := must.Get(c.CoreV1().Nodes().Watch(t.Context(), metav1.ListOptions{LabelSelector: "rack=a"}))(t)
+			must.Get(c.CoreV1().Nodes().Create(t.Context(), &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "x"}}, metav1.CreateOptions{}))(t)
+			for _, patch := range []string{`{"metadata":{"labels":{"rack":"a"}}}`, `{"metadata":{"labels":{"b":"c"}}}`, `{"metadata":{"labels":{"rack":null}}}`} {
+				must.Get(c.CoreV1().Nodes().Patch(t.Context(), "x", types.MergePatchType, []byte(patch), metav1.PatchOptions{}))(t)
+			}
+			var got []watch.EventType
+			for range 3 {
+				e := <-w.ResultChan()
+				_, ok := e.Object.(*corev1.Node)
+				must.Never(t, !ok, "%s: event %s with a %T", accept, e.Type, e.Object)
+				got = append(got, e.Type)
+			}
+			w.Stop()
+			must.Equal(t, accept+": events", []watch.EventType{watch.Added, watch.Modified, watch.Deleted}, got)
+			must.Do(t, l.Close())
+		}
+	})
+}
+
+func TestRecorderSeesAndBreaksRequests(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t, "wk1")
+		time.Sleep(10 * time.Second)
+		c := l.client(t, "system:masters")
+		cordon := func() error {
+			_, err := c.CoreV1().Nodes().Patch(t.Context(), "wk1", types.MergePatchType, []byte(`{"spec":{"unschedulable":true}}`), metav1.PatchOptions{})
+			return err
+		}
+		l.calls.Hooks(func(record.Call) error { return errors.New("cut") }, nil)
+		if err := cordon(); err == nil || apierrors.ReasonForError(err) != metav1.StatusReasonUnknown {
+			t.Fatalf("err = %v, want a broken connection", err)
+		}
+		l.calls.Hooks(nil, nil)
+		n, err := l.Node(t.Context(), "wk1")
+		must.Never(t, err != nil || n.Spec.Unschedulable, "a request that was broken off has acted: %v, %v", n, err)
+		acted := false
+		l.calls.Hooks(nil, func(record.Call) {
+			n, err := l.Node(t.Context(), "wk1")
+			acted = err == nil && n.Spec.Unschedulable
+		})
+		must.Do(t, cordon())
+		must.Equal(t, "the after hook ran before the server acted", false, !acted)
+		calls := l.calls.Calls()
+		must.Equal(t, "the bytes of the answer are not counted", false, calls[len(calls)-1].Bytes == 0)
+		want := record.Call{
+			Seq: len(calls), Proto: "kubernetes", Target: "wk1", Method: http.MethodPatch, Path: "/api/v1/nodes/wk1",
+			User: "admin", Mutation: true, Bytes: calls[len(calls)-1].Bytes,
+		}
+		must.Equal(t, "call", want, calls[len(calls)-1])
+	})
+}
+
+func TestServesOnRealSockets(t *testing.T) {
+	t.Parallel()
+	l := newLab(t)
+	listener := must.Get(net.Listen("tcp", "127.0.0.1:0"))(t)
+	served := make(chan error, 1)
+	go func() { served <- l.Serve(t.Context(), listener, l.who) }()
+	cfg := l.config(t, "system:masters")
+	cfg.Dial = func(ctx context.Context, network, _ string) (net.Conn, error) {
+		var d net.Dialer
+		return d.DialContext(ctx, network, listener.Addr().String())
+	}
+	c := must.Get(kubernetes.NewForConfig(cfg))(t)
+	list, err := c.CoreV1().Namespaces().List(t.Context(), metav1.ListOptions{})
+	must.Not(t, err != nil || len(list.Items) != 4, "namespaces = %v, %v", list, err)
+	must.Do(t, listener.Close())
+	must.Pass(t, <-served)
+}
+
+// A list comes in pages of one revision, while etcd has that revision.
+func TestListsComeInPages(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t)
+		r := widgets(true)
+		l.Define(r)
+		c := l.dynamic(t).Resource(r.GroupVersionResource)
+		make := func(name string) {
+			must.Get(c.Namespace("default").Create(t.Context(), widget(name, 1), metav1.CreateOptions{}))(t)
+		}
+		for i := range 5 {
+			make(fmt.Sprintf("w%d", i))
+		}
+		var got, revisions []string
+		o := metav1.ListOptions{Limit: 2}
+		for {
+			list := must.Get(c.List(t.Context(), o))(t)
+			for _, w := range list.Items {
+				got = append(got, w.GetName())
+			}
+			left := int64(0)
+			if n := list.GetRemainingItemCount(); n != nil {
+				left = *n
+			}
+			got, revisions = append(got, fmt.Sprintf("|%d", left)), append(revisions, list.GetResourceVersion())
+			make(fmt.Sprintf("w0later%d", len(got))) // in no page: it is newer
+			if o.Continue = list.GetContinue(); o.Continue == "" {
+				break
+			}
+		}
+		must.Equal(t, "got", []string{"w0", "w1", "|3", "w2", "w3", "|1", "w4", "|0"}, got)
+		if revisions = slices.Compact(revisions); len(revisions) != 1 {
+			t.Errorf("pages of the revisions %v", revisions)
+		}
+		list, err := c.List(t.Context(), metav1.ListOptions{Limit: 2})
+		must.Do(t, err)
+		time.Sleep(6 * time.Minute)
+		_, err = c.List(t.Context(), metav1.ListOptions{Limit: 2, Continue: list.GetContinue()})
+		status, is := err.(apierrors.APIStatus)
+		must.Never(t, !is || !apierrors.IsResourceExpired(err) || status.Status().Continue == "", "an old token: %v", err)
+		rest, err := c.List(t.Context(), metav1.ListOptions{Limit: 100, Continue: status.Status().Continue})
+		if err != nil || len(rest.Items) != 6 { // present objects, including newer ones
+			t.Errorf("the rest as it is now: %d, %v", len(rest.Items), err)
+		}
+		if _, err := c.List(t.Context(), metav1.ListOptions{ResourceVersion: "1", Continue: list.GetContinue()}); !apierrors.IsBadRequest(err) {
+			t.Errorf("a token and a revision: %v", err)
+		}
+		selected, err := c.List(t.Context(), metav1.ListOptions{Limit: 1, LabelSelector: "!none"})
+		must.Not(t, err != nil || selected.GetContinue() == "" || selected.GetRemainingItemCount() != nil,
+			"a list with a selector tells how many are left: %v, %v", selected, err)
+		if _, err := c.List(t.Context(), metav1.ListOptions{Continue: "nonsense"}); !apierrors.IsBadRequest(err) {
+			t.Errorf("no token at all: %v", err)
+		}
+	})
+}
+
+func deploy(t *testing.T, c kubernetes.Interface, app string, replicas int32, volumes ...corev1.Volume) {
+	t.Helper()
+	labels := map[string]string{"app": app}
+	d := &appsv1.Deployment{
+		ObjectMeta: metav1.ObjectMeta{Name: app},
+		Spec: appsv1.DeploymentSpec{
+			Replicas: &replicas, Selector: &metav1.LabelSelector{MatchLabels: labels},
+			Template: corev1.PodTemplateSpec{
+				ObjectMeta: metav1.ObjectMeta{Labels: labels},
+				Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: app, Image: app}}, Volumes: volumes},
+			},
+		},
+	}
+	must.Get(c.AppsV1().Deployments("default").Create(t.Context(), d, metav1.CreateOptions{}))(t)
+}
+
+func protect(t *testing.T, c kubernetes.Interface, app string, minAvailable int) {
+	t.Helper()
+	b := &policyv1.PodDisruptionBudget{
+		ObjectMeta: metav1.ObjectMeta{Name: app},
+		Spec: policyv1.PodDisruptionBudgetSpec{
+			MinAvailable: new(intstr.FromInt(minAvailable)),
+			Selector:     &metav1.LabelSelector{MatchLabels: map[string]string{"app": app}},
+		},
+	}
+	must.Get(c.PolicyV1().PodDisruptionBudgets("default").Create(t.Context(), b, metav1.CreateOptions{}))(t)
+}
+
+func podsOn(t *testing.T, c kubernetes.Interface, node string) []string {
+	t.Helper()
+	pods := must.Get(c.CoreV1().Pods("").List(t.Context(), metav1.ListOptions{FieldSelector: "spec.nodeName=" + node}))(t)
+	names := []string{}
+	for _, p := range pods.Items {
+		name, _, _ := strings.Cut(p.Name, "-")
+		if p.Namespace == "kube-system" {
+			name = p.GenerateName
+		}
+		names = append(names, name)
+	}
+	return names
 }

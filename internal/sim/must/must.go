@@ -138,3 +138,10 @@ func Not(t testing.TB, is bool, format string, seen ...any) {
 		t.Errorf(format, seen...)
 	}
 }
+
+// Never is Not for what ends the test.
+func Never(t testing.TB, is bool, format string, seen ...any) {
+	if t.Helper(); is {
+		t.Fatalf(format, seen...)
+	}
+}

@@ -2,6 +2,7 @@ package pveapi
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
@@ -17,17 +18,15 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// answer is a route's result: data, and the fields beside it.
 type answer struct {
 	Data  any `json:"data"`
 	Total int `json:"total,omitempty"`
 }
 
-// object is a JSON object of an answer.
 type object map[string]any
 
 func writeAnswer(rw http.ResponseWriter, a answer) {
-	body, err := a.encode()
+	body, err := json.Marshal(a)
 	if err != nil {
 		panic(http.ErrAbortHandler)
 	}
@@ -148,97 +147,6 @@ func bit(b bool) int {
 	return 0
 }
 
-// encode returns the same bytes as json.Marshal, but is faster: lists of hundreds of objects are requested again and
-// again, and the maps of this package contain few types.
-func (a answer) encode() ([]byte, error) {
-	b, err := appendJSON([]byte(`{"data":`), a.Data)
-	if err != nil {
-		return nil, err
-	}
-	if a.Total != 0 {
-		b = strconv.AppendInt(append(b, `,"total":`...), int64(a.Total), 10)
-	}
-	return append(b, '}'), nil
-}
-
-func appendJSON(b []byte, value any) ([]byte, error) {
-	switch v := value.(type) {
-	case nil:
-		return append(b, "null"...), nil
-	case string:
-		return appendString(b, v)
-	case int:
-		return strconv.AppendInt(b, int64(v), 10), nil
-	case int64:
-		return strconv.AppendInt(b, v, 10), nil
-	case bool:
-		return strconv.AppendBool(b, v), nil
-	case object:
-		return appendObject(b, v)
-	case []object:
-		return appendList(b, v)
-	case *row:
-		b = append(b, v.before...)
-		b = strconv.AppendInt(b, int64(v.uptime), 10)
-		return append(b, v.after...), nil
-	case []any:
-		return appendList(b, v)
-	}
-	text, err := json.Marshal(value)
-	return append(b, text...), err
-}
-
-// appendString falls back to encoding/json if s needs escapes.
-func appendString(b []byte, s string) ([]byte, error) {
-	for i := range len(s) {
-		if c := s[i]; c < ' ' || c >= 0x7f || c == '"' || c == '\\' || c == '<' || c == '>' || c == '&' {
-			text, err := json.Marshal(s)
-			return append(b, text...), err
-		}
-	}
-	return append(append(append(b, '"'), s...), '"'), nil
-}
-
-func appendObject(b []byte, o object) (_ []byte, err error) {
-	if o == nil {
-		return append(b, "null"...), nil
-	}
-	keys := make([]string, 0, 32)
-	for key := range o {
-		keys = append(keys, key)
-	}
-	slices.Sort(keys)
-	b = append(b, '{')
-	for i, key := range keys {
-		if i > 0 {
-			b = append(b, ',')
-		}
-		if b, err = appendString(b, key); err != nil {
-			return nil, err
-		}
-		if b, err = appendJSON(append(b, ':'), o[key]); err != nil {
-			return nil, err
-		}
-	}
-	return append(b, '}'), nil
-}
-
-func appendList[T any](b []byte, list []T) (_ []byte, err error) {
-	if list == nil {
-		return append(b, "null"...), nil
-	}
-	b = append(b, '[')
-	for i, o := range list {
-		if i > 0 {
-			b = append(b, ',')
-		}
-		if b, err = appendJSON(b, o); err != nil {
-			return nil, err
-		}
-	}
-	return append(b, ']'), nil
-}
-
 // row is a VM in the list of all resources, encoded except for its uptime.
 type row struct {
 	of            rowOf
@@ -254,13 +162,17 @@ type rowOf struct {
 	seen               world.Report
 }
 
-// rows are the latest rows, by VMID.
 type rows struct {
 	mu    sync.Mutex
 	known map[int]*row
 }
 
 var uptimeKey = []byte(`"uptime":`)
+
+// MarshalJSON adds the present uptime.
+func (r *row) MarshalJSON() ([]byte, error) {
+	return slices.Concat(r.before, strconv.AppendInt(nil, int64(r.uptime), 10), r.after), nil
+}
 
 // vmRow returns vmResource, encoded again only if more than the uptime has changed.
 func (r *rows) vmRow(c *call, vm world.VM) any {
@@ -278,7 +190,7 @@ func (r *rows) vmRow(c *call, vm world.VM) any {
 		return o
 	}
 	o["uptime"] = 0
-	text, err := appendObject(nil, o)
+	text, err := json.Marshal(o)
 	at := bytes.LastIndex(text, uptimeKey) // no free text comes after it
 	if err != nil || at < 0 {
 		return o
@@ -302,7 +214,6 @@ func uptimeOf(vm world.VM) int {
 // detect a Proxmox by it.
 const logo = "/pve2/images/logo-128.png"
 
-// writeLogo answers with a PNG of one pixel.
 func writeLogo(rw http.ResponseWriter) {
 	png, err := base64.StdEncoding.DecodeString("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg==")
 	if err != nil {
@@ -311,3 +222,139 @@ func writeLogo(rw http.ResponseWriter) {
 	rw.Header().Set("Content-Type", "image/png")
 	_, _ = rw.Write(png) // the client may be gone
 }
+
+func taskRoutes() []route {
+	filters := []string{"errors", "limit", "since", "source", "start", "statusfilter", "typefilter", "until", "userfilter", "vmid"}
+	return []route{
+		{method: "GET", path: "/nodes/{node}/tasks", params: filters, daemonless: true, handle: nodeTasks},
+		{method: "GET", path: "/nodes/{node}/tasks/{upid}/status", handle: taskStatus},
+		{method: "GET", path: "/nodes/{node}/tasks/{upid}/log", params: []string{"start", "limit", "download"}, handle: taskLog},
+		{method: "GET", path: "/nodes/{node}/tasks/{upid}", daemonless: true, handle: taskIndex},
+		{method: "DELETE", path: "/nodes/{node}/tasks/{upid}", handle: stopTask},
+	}
+}
+
+// ownsTask reports whether a task is the caller's own: a token owns its tasks (Tasks.pm).
+func (c *call) ownsTask(t world.Task) bool { return c.user == t.User }
+
+// upid returns the path's task; found is false if the node has no such task.
+func (c *call) upid() (t world.Task, found bool, err error) {
+	node, owner, ok := world.ParseUPID(c.vars["upid"])
+	if !ok {
+		return t, false, world.BadParam("upid", "unable to parse worker upid")
+	}
+	t, found = c.LookupTask(c.vars["upid"])
+	found = found && node == c.node()
+	if !found {
+		t.Host, t.User = node, owner
+	}
+	return t, found, nil
+}
+
+func nodeTasks(c *call) (any, error) {
+	var found []object
+	for _, t := range c.Tasks() {
+		if t.Host == c.node() && (c.ownsTask(t) || c.may("/nodes/"+t.Host, "Sys.Audit")) && c.wantsTask(t) {
+			found = append(found, taskEntry(t))
+		}
+	}
+	c.total = len(found)
+	return page(found, c.number("start", 0), c.number("limit", 50)), nil
+}
+
+func (c *call) wantsTask(t world.Task) bool {
+	source := cmp.Or(c.params["source"], "archive")
+	failed := !t.Running && t.ExitStatus != "OK" && !strings.HasPrefix(t.ExitStatus, "WARNINGS")
+	return (source != "archive" || !t.Running) && (source != "active" || t.Running) &&
+		(c.params["vmid"] == "" || t.ID == strconv.Itoa(c.vmid())) &&
+		(c.params["typefilter"] == "" || t.Type == c.params["typefilter"]) &&
+		(!c.flag("errors") || failed) &&
+		strings.Contains(strings.ToLower(t.User), strings.ToLower(c.params["userfilter"])) &&
+		int(t.Start.Unix()) >= c.number("since", 0) &&
+		(c.params["until"] == "" || int(t.Start.Unix()) <= c.number("until", 0))
+}
+
+func page[T any](list []T, start, limit int) []T {
+	list = list[min(max(start, 0), len(list)):]
+	if limit > 0 {
+		list = list[:min(limit, len(list))]
+	}
+	return append([]T{}, list...)
+}
+
+// taskEntry separates user and token, as the API does.
+func taskEntry(t world.Task) object {
+	user, token, isToken := strings.Cut(t.User, "!")
+	out := object{
+		"upid": t.UPID, "node": t.Host, "type": t.Type, "id": t.ID, "user": user,
+		"pid": t.PID, "pstart": t.PStart, "starttime": t.Start.Unix(),
+	}
+	if isToken {
+		out["tokenid"] = token
+	}
+	if !t.Running {
+		out["endtime"], out["status"] = t.End.Unix(), t.ExitStatus
+	}
+	return out
+}
+
+func taskStatus(c *call) (any, error) {
+	t, err := c.existingTask("Sys.Audit")
+	if err != nil {
+		return nil, err
+	}
+	out := taskEntry(t)
+	delete(out, "endtime")
+	out["status"] = "running"
+	if !t.Running {
+		out["status"], out["exitstatus"] = "stopped", t.ExitStatus
+	}
+	return out, nil
+}
+
+// existingTask returns the task of the path, if the caller owns it or holds the privilege on its node.
+func (c *call) existingTask(privilege string) (world.Task, error) {
+	t, found, err := c.upid()
+	if err == nil && !found {
+		err = world.BadParam("upid", "no such task")
+	}
+	if err == nil && !c.ownsTask(t) {
+		err = c.Check(c.user, "/nodes/"+c.node(), privilege)
+	}
+	return t, err
+}
+
+// taskLog does the work of dump_logfile of Tools.pm: if the log can't be opened, the error is a line of the log.
+func taskLog(c *call) (any, error) {
+	t, found, err := c.upid()
+	if err != nil {
+		return nil, err
+	}
+	if !c.ownsTask(t) {
+		if err := c.Check(c.user, "/nodes/"+c.node(), "Sys.Audit"); err != nil {
+			return nil, err
+		}
+	}
+	rows := []object{}
+	for i, line := range t.Log {
+		rows = append(rows, object{"n": i + 1, "t": line})
+	}
+	c.total = max(1, len(rows))
+	switch {
+	case !found:
+		return []object{{"n": 1, "t": "unable to open file - No such file or directory"}}, nil
+	case len(rows) == 0:
+		return []object{{"n": 1, "t": "no content"}}, nil
+	}
+	return page(rows, c.number("start", 0), cmp.Or(c.number("limit", 0), 50)), nil
+}
+
+func stopTask(c *call) (any, error) {
+	if _, err := c.existingTask("Sys.Modify"); err != nil {
+		return nil, err
+	}
+	c.StopTask(c.vars["upid"])
+	return nil, nil
+}
+
+func taskIndex(c *call) (any, error) { return []object{{"name": "log"}, {"name": "status"}}, nil }

@@ -1,8 +1,13 @@
 package pveapi
 
 import (
+	"cmp"
+	"errors"
 	"fmt"
 	"maps"
+	"net/http"
+	"net/url"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -32,18 +37,17 @@ var allocatePool = []demand{{"/pool/{poolid}", []string{"Pool.Allocate"}}}
 
 func createPool(c *call) (any, error) { return nil, c.CreatePool(c.params["poolid"]) }
 
-// updatePool adds VMs to a pool, or takes them out. No storage of the lab is in a pool.
+// updatePool adds VMs to a pool. No storage of the lab is in a pool.
 func updatePool(c *call) (any, error) {
+	if c.flag("delete") {
+		return nil, unsupported("taking VMs out of a pool")
+	}
 	for _, id := range list(c.params["vms"]) {
 		n, err := strconv.Atoi(id)
 		if err != nil {
 			return nil, world.BadParam("vms", "value '%s' does not look like a valid VM ID", id)
 		}
-		change := func() error { return c.JoinPool(c.user, n, c.params["poolid"], c.flag("allow-move")) }
-		if c.flag("delete") {
-			change = func() error { return c.LeavePool(c.user, n, c.params["poolid"]) }
-		}
-		if err := change(); err != nil {
+		if err := c.JoinPool(c.user, n, c.params["poolid"], c.flag("allow-move")); err != nil {
 			return nil, err
 		}
 	}
@@ -116,9 +120,7 @@ func vmResource(vm world.VM, seen world.Report, down bool) object {
 	out["id"], out["type"], out["node"] = fmt.Sprintf("qemu/%d", vm.ID), "qemu", vm.Host
 	out["template"], out["maxcpu"] = bit(vm.Config["template"] == "1"), out["cpus"]
 	delete(out, "cpus")
-	if vm.Pool != "" {
-		out["pool"] = vm.Pool
-	}
+	out.with(map[string]string{"pool": vm.Pool})
 	switch {
 	case seen.Running == vm.Running:
 	case seen.Running:
@@ -142,7 +144,6 @@ func vmResource(vm world.VM, seen world.Report, down bool) object {
 	return out
 }
 
-// containerResource returns a stopped container.
 func containerResource(ct world.Container) object {
 	return object{
 		"id": fmt.Sprintf("lxc/%d", ct.ID), "type": "lxc", "vmid": ct.ID, "name": ct.Name, "node": ct.Host, "status": "stopped", "template": 0,
@@ -159,7 +160,7 @@ func storageResources(c *call, host string) []object {
 		}
 		entry := object{
 			"id": "storage/" + host + "/" + s.ID, "type": "storage", "node": host, "storage": s.ID, "status": "unknown",
-			"plugintype": s.Type, "content": contentTypes(s), "shared": bit(s.Shared),
+			"plugintype": s.Type, "content": strings.Join(s.Content, ","), "shared": bit(s.Shared),
 		}
 		if s.Active && !c.HostDown(host) {
 			entry["status"], entry["disk"], entry["maxdisk"] = "available", s.Used, s.Capacity
@@ -355,7 +356,6 @@ func replicationEntry(j world.ReplicationJob) object {
 	return out
 }
 
-// replicationStatus returns what the VMs' host knows of their jobs.
 func replicationStatus(c *call) (any, error) {
 	here := map[int]bool{}
 	for _, vm := range c.VMs() {
@@ -402,9 +402,373 @@ func (c *call) backupEntry(j world.BackupJob) object {
 }
 
 func numbers(ids []int) string {
-	var list []string
-	for _, id := range ids {
-		list = append(list, strconv.Itoa(id))
+	return strings.Trim(strings.ReplaceAll(fmt.Sprint(ids), " ", ","), "[]")
+}
+
+func storageRoutes() []route {
+	const at = "/nodes/{node}/storage/{storage}"
+	see := []demand{{"/storage/{storage}", []string{"Datastore.Audit", "Datastore.AllocateSpace"}}}
+	return []route{
+		{method: "GET", path: "/storage", params: []string{"type"}, handle: storageConfigs},
+		{method: "GET", path: "/nodes/{node}/storage", params: []string{"content", "enabled", "format", "storage", "target"}, handle: storages},
+		{method: "GET", path: at + "/status", permit: see, handle: storageStatus},
+		{method: "GET", path: at + "/content", params: []string{"content", "vmid"}, permit: see, handle: content},
+		{method: "GET", path: at + "/content/{volume...}", handle: volumeAttributes},
+		{method: "DELETE", path: at + "/content/{volume...}", params: []string{"delay"}, handle: deleteVolume},
 	}
-	return strings.Join(list, ",")
+}
+
+func storageConfigs(c *call) (any, error) {
+	return listed(c.StorageConfig(), func(s world.Storage) object {
+		wrongType := c.params["type"] != "" && s.Type != c.params["type"]
+		if wrongType || !c.may("/storage/"+s.ID, "Datastore.Audit", "Datastore.AllocateSpace") {
+			return nil
+		}
+		return configEntry(s)
+	}), nil
+}
+
+// configEntry returns a section of storage.cfg, without unset properties.
+func configEntry(s world.Storage) object {
+	out := object{"storage": s.ID, "type": s.Type, "content": strings.Join(s.Content, ",")}
+	if s.Shared {
+		out["shared"] = 1
+	}
+	if s.Sparse {
+		out["sparse"] = 1
+	}
+	return out.with(map[string]string{
+		"path": s.Path(), "vgname": s.VolumeGroup, "thinpool": s.ThinPool, "pool": s.Pool, "monhost": s.MonHost, "preallocation": s.Preallocation,
+		"nodes": strings.Join(s.Hosts, ","),
+	})
+}
+
+// storageEntry returns the entry of storage_info; an unreachable storage has no figures.
+func storageEntry(s world.StorageStatus) object {
+	out := object{
+		"type": s.Type, "content": strings.Join(s.Content, ","), "shared": bit(s.Shared), "active": bit(s.Active), "enabled": bit(s.Enabled),
+		"total": 0, "used": 0, "avail": 0,
+	}
+	if s.Active {
+		out["total"], out["used"], out["avail"] = s.Capacity, s.Used, s.Available
+	}
+	return out
+}
+
+// storages lists storages, those of other hosts too unless the request names a content (Storage.pm, storage_info).
+func storages(c *call) (any, error) {
+	list, found := []object{}, false
+	for _, s := range c.Storages(c.node()) {
+		wrongContent := c.params["content"] != "" && (!s.Enabled || !slices.Contains(s.Content, c.params["content"]))
+		if wrongContent || c.params["storage"] != "" && s.ID != c.params["storage"] {
+			continue
+		}
+		if found = true; !c.may("/storage/"+s.ID, "Datastore.Audit", "Datastore.AllocateSpace") {
+			continue
+		}
+		entry := storageEntry(s)
+		entry["storage"] = s.ID
+		if s.Active {
+			entry["used_fraction"] = float64(s.Used) / float64(s.Capacity)
+		}
+		list = append(list, entry)
+	}
+	if c.params["storage"] != "" && !found {
+		return nil, world.BadParam("storage", "No such storage.")
+	}
+	return list, nil
+}
+
+func storageStatus(c *call) (any, error) {
+	for _, s := range c.Storages(c.node()) {
+		if s.ID == c.storage() {
+			return storageEntry(s), nil
+		}
+	}
+	return nil, world.BadParam("storage", "No such storage.")
+}
+
+func content(c *call) (any, error) {
+	volumes, err := c.Volumes(c.storage(), c.node())
+	if err != nil {
+		return nil, err
+	}
+	return listed(volumes, func(v world.VolumeInfo) object {
+		if !c.wantsVolume(v) || !c.MaySee(c.user, v.Volid) {
+			return nil
+		}
+		entry := object{"volid": v.Volid, "content": v.Content, "format": v.Format, "size": v.Size, "ctime": v.Created.Unix()}
+		if v.Owner != 0 {
+			entry["vmid"] = v.Owner
+		}
+		if v.Content == "images" {
+			c.addAllocated(entry, v)
+		}
+		return entry
+	}), nil
+}
+
+// wantsVolume reports whether the listing has a volume: filtered by a VM, the listing has no ISOs and templates, but
+// all snippets and images to import (list_volumes in Storage/Plugin.pm).
+func (c *call) wantsVolume(v world.VolumeInfo) bool {
+	if want := c.params["content"]; want != "" && v.Content != want {
+		return false
+	}
+	ofVM := v.Content != "iso" && v.Content != "vztmpl" && (v.Content != "images" || v.Owner == c.vmid())
+	return c.params["vmid"] == "" || ofVM
+}
+
+// addAllocated adds the further fields of a directory's listing, which Proxmox gets from qemu-img.
+func (c *call) addAllocated(entry object, v world.VolumeInfo) {
+	if c.ListsUsed(c.storage()) {
+		entry["used"], entry["parent"] = v.Used, nil
+	}
+	if v.Parent != "" {
+		entry["parent"] = v.Parent
+	}
+}
+
+// volid returns the path's volume, which may lack the storage's name.
+func (c *call) volid() string {
+	if strings.Contains(c.vars["volume"], ":") {
+		return c.vars["volume"]
+	}
+	return c.storage() + ":" + c.vars["volume"]
+}
+
+// volumeAttributes does the work of the info method of API2/Storage/Content.pm. ISOs count as images here; for an
+// image to import, the size is that of the disk, while the listing has the size of the file.
+func volumeAttributes(c *call) (any, error) {
+	if err := c.CheckVolume(c.user, c.volid()); err != nil {
+		return nil, err
+	}
+	volumes, err := c.Volumes(c.storage(), c.node())
+	if err != nil {
+		return nil, err
+	}
+	for _, v := range volumes {
+		if v.Volid != c.volid() {
+			continue
+		}
+		if v.Format == "iso" {
+			v.Format = "raw"
+		}
+		if v.Content == "import" {
+			v.Size = v.Disk
+		}
+		return object{"path": v.Path, "size": v.Size, "used": v.Used, "format": v.Format}, nil
+	}
+	return nil, &world.Error{Status: http.StatusInternalServerError, Message: fmt.Sprintf("volume_size_info on '%s' failed - no format", c.volid())}
+}
+
+func deleteVolume(c *call) (any, error) { return c.DeleteVolume(c.user, c.node(), c.volid()) }
+
+var fileParams = []string{"content", "filename", "checksum", "checksum-algorithm"}
+
+func publishRoutes() []route {
+	const at = "/nodes/{node}/storage/{storage}"
+	permit := []demand{{"/storage/{storage}", []string{"Datastore.AllocateTemplate"}}}
+	return []route{
+		{
+			method: "POST", path: at + "/upload", permit: permit, params: append([]string{"tmpfilename"}, fileParams...),
+			need: []string{"content", "filename"}, local: true, handle: upload,
+		},
+		{
+			method: "POST", path: at + "/download-url", permit: permit, network: true,
+			params: append([]string{"url", "compression", "verify-certificates"}, fileParams...),
+			need:   []string{"content", "filename", "url"}, handle: downloadURL,
+		},
+		{
+			method: "GET", path: "/nodes/{node}/query-url-metadata", network: true, daemonless: true,
+			params: []string{"url", "verify-certificates"}, need: []string{"url"}, handle: queryURLMetadata,
+		},
+	}
+}
+
+// mayFetch checks the privilege to make a node access its network. Either of two privileges suffices, so the error
+// names no path (exec_api2_perm_check of RPCEnvironment.pm).
+func (c *call) mayFetch() error {
+	old := c.Check(c.user, "/", "Sys.Audit") == nil && c.Check(c.user, "/", "Sys.Modify") == nil
+	if old || c.may("/nodes/"+c.node(), "Sys.AccessNetwork") {
+		return nil
+	}
+	return &world.Error{Status: http.StatusForbidden, Message: "Permission check failed"}
+}
+
+func (c *call) checkFile() error {
+	wrong := map[string]string{}
+	oneOf := func(name string, values ...string) {
+		if value, ok := c.params[name]; ok && !slices.Contains(values, value) {
+			wrong[name] = fmt.Sprintf("value '%s' does not have a value in the enumeration '%s'", value, strings.Join(values, ", "))
+		}
+	}
+	oneOf("content", "iso", "vztmpl", "import")
+	oneOf("checksum-algorithm", "md5", "sha1", "sha224", "sha256", "sha384", "sha512")
+	for name, other := range map[string]string{"checksum": "checksum-algorithm", "checksum-algorithm": "checksum"} {
+		if c.params[name] != "" && c.params[other] == "" {
+			wrong[other] = fmt.Sprintf("missing property - '%s' requires this property", name)
+		}
+	}
+	if len(c.params["filename"]) > 255 {
+		wrong["filename"] = "value may only be 255 characters long"
+	}
+	const pattern = `https?://.*`
+	if address, ok := c.params["url"]; ok && !regexp.MustCompile(`^`+pattern+`$`).MatchString(address) {
+		wrong["url"] = fmt.Sprintf("value does not match the regex pattern '%s'", pattern)
+	}
+	return world.BadParams(wrong)
+}
+
+// insecure reports whether to skip the verification of certificates; by default certificates are verified.
+func (c *call) insecure() bool { return c.params["verify-certificates"] == "0" }
+
+func upload(c *call) (any, error) {
+	if err := c.checkFile(); err != nil {
+		if c.spool != nil {
+			c.spool.Close()
+		}
+		return nil, err
+	}
+	return c.Upload(c.user, c.host, c.node(), world.UploadRequest{
+		Storage: c.storage(), Content: c.params["content"], Filename: c.params["filename"],
+		Algorithm: c.params["checksum-algorithm"], Checksum: c.params["checksum"], Spool: c.spool,
+	})
+}
+
+func downloadURL(c *call) (any, error) {
+	if c.params["compression"] != "" {
+		return nil, unsupported("a download with compression")
+	}
+	if err := c.checkFile(); err != nil {
+		return nil, err
+	}
+	return c.Download(c.user, c.node(), world.DownloadRequest{
+		Storage: c.storage(), Content: c.params["content"], Filename: c.params["filename"], URL: c.params["url"],
+		Algorithm: c.params["checksum-algorithm"], Checksum: c.params["checksum"], Insecure: c.insecure(),
+	})
+}
+
+func queryURLMetadata(c *call) (any, error) {
+	if err := c.checkFile(); err != nil {
+		return nil, err
+	}
+	m, err := c.QueryURLMetadata(c.node(), c.params["url"], c.insecure())
+	if err != nil {
+		return nil, err
+	}
+	out := object{}.with(map[string]string{"filename": m.Filename, "mimetype": m.Mimetype})
+	if m.Size > 0 {
+		out["size"] = m.Size
+	}
+	return out, nil
+}
+
+// authenticate does the work of auth_handler of HTTPServer.pm for API tokens: recast has no tickets. The permission to
+// upload is checked before the file is read.
+func (s *Server) authenticate(r *http.Request, q request) (user string, err error) {
+	token := credential(r.Header.Get("Authorization"))
+	if token == "" {
+		return "", unauthorized("No ticket")
+	}
+	i := strings.LastIndex(token, "=")
+	if i < 0 {
+		return "", unauthorized("no tokenid specified")
+	}
+	user = token[:i]
+	if err := s.world.VerifyToken(user, token[i+1:]); err != nil {
+		return "", err
+	}
+	if q.isUpload() {
+		return user, s.world.Check(user, "/storage/"+q.path[3], "Datastore.AllocateTemplate")
+	}
+	return user, nil
+}
+
+func unauthorized(message string) error {
+	return &world.Error{Status: http.StatusUnauthorized, Message: message}
+}
+
+// credential reads "PVEAPIToken=value" or "PVEAPIToken:value".
+func credential(header string) string {
+	for part := range strings.SplitSeq(header, ";") {
+		value, ok := strings.CutPrefix(strings.TrimSpace(part), "PVEAPIToken")
+		if !ok || value == "" || value[0] != '=' && value[0] != ':' {
+			continue
+		}
+		if plain, err := url.PathUnescape(value[1:]); err == nil {
+			return plain
+		}
+	}
+	return ""
+}
+
+// late returns an error of auth_handler, which is answered after three seconds, with an empty body.
+func late(err error) *earlyError {
+	e, ok := errors.AsType[*world.Error](err)
+	if !ok || !slices.Contains([]int{http.StatusUnauthorized, http.StatusForbidden}, e.Status) {
+		return bare(http.StatusUnauthorized, err.Error())
+	}
+	return bare(e.Status, e.Message)
+}
+
+func accessRoutes() []route {
+	return []route{
+		{method: "GET", path: "/access/permissions", params: []string{"path", "userid"}, handle: permissions},
+		{method: "GET", path: "/access/acl", handle: acl},
+		{method: "GET", path: "/cluster/options", handle: options},
+	}
+}
+
+// permissions maps each path to the caller's privileges; the values say whether a privilege propagates. With a path in
+// the request, permissions returns only that path, even without privileges (pve-access-control, API2/AccessControl.pm).
+func permissions(c *call) (any, error) {
+	user := cmp.Or(c.params["userid"], c.user)
+	owner, _, _ := strings.Cut(user, "!")
+	if user != c.user && owner != c.user {
+		if err := c.Check(c.user, "/access", "Sys.Audit"); err != nil {
+			return nil, err
+		}
+	}
+	effective := map[string]map[string]bool{}
+	if path := c.params["path"]; path != "" {
+		effective[path] = c.Permissions(user, path)
+	} else {
+		effective = c.EffectivePermissions(user)
+	}
+	out := object{}
+	for path, privileges := range effective {
+		held := object{}
+		for p, propagates := range privileges {
+			held[p] = bit(propagates)
+		}
+		out[path] = held
+	}
+	return out, nil
+}
+
+func acl(c *call) (any, error) {
+	all := c.may("/access", "Sys.Audit", "Permissions.Modify")
+	return listed(c.ACLs(), func(a world.ACL) object {
+		if !all && !c.may(a.Path, "Permissions.Modify") {
+			return nil
+		}
+		kind := "user"
+		if strings.Contains(a.Who, "!") {
+			kind = "token"
+		}
+		return object{"path": a.Path, "ugid": a.Who, "roleid": a.Role, "propagate": bit(a.Propagate), "type": kind}
+	}), nil
+}
+
+// options returns the datacenter's options. The tags that the caller may set are shown to everybody (pve-manager,
+// API2/Cluster.pm, get_options).
+func options(c *call) (any, error) {
+	out := object{"allowed-tags": c.AllowedTags(c.user)}
+	if registered := c.RegisteredTags(); len(registered) > 0 && c.may("/", "Sys.Audit") {
+		out["registered-tags"] = registered
+	}
+	if a := c.TagAccess(); a.Allow != "" && c.may("/", "Sys.Audit") {
+		out["user-tag-access"] = object{"user-allow": a.Allow, "user-allow-list": slices.AppendSeq([]string{}, slices.Values(a.List))}
+	}
+	return out, nil
 }

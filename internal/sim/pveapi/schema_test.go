@@ -10,6 +10,7 @@ import (
 
 	"github.com/recast-sh/recast/internal/sim/apidoc"
 	"github.com/recast-sh/recast/internal/sim/apidoc/apidoctest"
+	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
@@ -21,9 +22,7 @@ func TestRoutesAgreeWithTheSchema(t *testing.T) {
 	seen := map[string]bool{}
 	for _, r := range routes() {
 		name := r.method + " " + r.template()
-		if seen[name] {
-			t.Errorf("%s is there twice", name)
-		}
+		must.Not(t, seen[name], "%s is there twice", name)
 		seen[name] = true
 		defined, ok := schema.Parameters(r.method, r.template())
 		if !ok {
@@ -36,7 +35,6 @@ func TestRoutesAgreeWithTheSchema(t *testing.T) {
 	}
 }
 
-// template is the route's path in the schema's form.
 func (r route) template() string { return strings.ReplaceAll(r.path, "...}", "}") }
 
 func (r route) disagrees(defined []apidoc.Parameter) (problems []string) {

@@ -1,11 +1,19 @@
 package world
 
 import (
+	"bytes"
+	"cmp"
+	"crypto/md5"
+	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
+	"io"
 	"maps"
+	"os"
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 )
 
@@ -33,8 +41,7 @@ func (w *World) SetConfig(user, host string, r ChangeRequest) error {
 	if err := w.delay(takes, nil); err != nil {
 		return err
 	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	if w.down[host] || w.crashes[host] != crash {
 		return failf("host %s went down meanwhile", host) // no client gets this answer
 	}
@@ -48,8 +55,7 @@ func (w *World) SetConfigTask(user, host string, r ChangeRequest) (string, error
 	if err := w.checkEarly(user, host, &r); err != nil {
 		return "", err
 	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	if w.closed {
 		return "", ErrClosed
 	}
@@ -62,8 +68,7 @@ func (w *World) SetConfigTask(user, host string, r ChangeRequest) (string, error
 		if err := t.begin(taskTime + takes); err != nil {
 			return err
 		}
-		w.mu.Lock()
-		defer w.mu.Unlock()
+		defer w.mu.changing()()
 		for _, key := range r.Delete {
 			if !w.vms[r.ID].has(key) {
 				t.logf("cannot delete '%s' - not set in current configuration!", key)
@@ -73,13 +78,11 @@ func (w *World) SetConfigTask(user, host string, r ChangeRequest) (string, error
 	}), nil
 }
 
-// checkEarly makes the checks before the configuration's lock and any task.
 func (w *World) checkEarly(user, host string, r *ChangeRequest) error {
 	if err := w.checkRequest(user, r); err != nil {
 		return err
 	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	_, err := w.checkChange(host, *r)
 	return err
 }
@@ -91,8 +94,7 @@ func (w *World) lockChange(host string, r ChangeRequest) (unlock func(), takes t
 	if err != nil {
 		return nil, 0, err
 	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	v, err := w.checkChange(host, r)
 	if err != nil {
 		unlock()
@@ -105,31 +107,20 @@ func (w *World) lockChange(host string, r ChangeRequest) (unlock func(), takes t
 // load_and_check_config of update_vm_api in Qemu.pm.
 func (w *World) checkChange(host string, r ChangeRequest) (*vm, error) {
 	v, err := w.vmOn(host, r.ID)
-	if err != nil {
+	switch {
+	case err != nil:
 		return nil, err
-	}
-	if r.Digest != "" && r.Digest != v.digest() {
+	case r.Digest != "" && r.Digest != v.digest():
 		return nil, failf("checksum mismatch (file change by other user?)")
 	}
-	if err := v.checkLock(); err != nil {
-		return nil, err
-	}
-	return v, v.checkBalloon(r.Set)
-}
-
-// anyConfigPrivilege lists the privileges of which a change needs at least one.
-func anyConfigPrivilege() []string {
-	return []string{
-		"VM.Config.Disk", "VM.Config.CDROM", "VM.Config.CPU", "VM.Config.Memory", "VM.Config.Network", "VM.Config.HWType",
-		"VM.Config.Options", "VM.Config.Cloudinit",
-	}
+	return v, firstError(v.checkLock(), v.checkBalloon(r.Set))
 }
 
 // checkRequest makes the checks before the lock, and normalizes the values as Proxmox does.
 func (w *World) checkRequest(user string, r *ChangeRequest) error {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if err := w.check(user, vmPath(r.ID), anyConfigPrivilege()...); err != nil {
+	defer w.mu.changing()()
+	anyOf := strings.Fields("VM.Config.Disk VM.Config.CDROM VM.Config.CPU VM.Config.Memory VM.Config.Network VM.Config.HWType VM.Config.Options VM.Config.Cloudinit")
+	if err := w.check(user, vmPath(r.ID), anyOf...); err != nil {
 		return err
 	}
 	set := maps.Clone(r.Set)
@@ -158,7 +149,6 @@ func (w *World) checkRequest(user string, r *ChangeRequest) error {
 	return firstError(w.checkKeys(user, r.ID, "", keys), w.checkVolumes(user, r.ID, r.Set), w.checkBridges(user, r.Set))
 }
 
-// checkLists checks the lists of keys for conflicts.
 func (r ChangeRequest) checkLists() error {
 	for _, key := range r.Revert {
 		if !IsOption(key) {
@@ -248,16 +238,10 @@ func (w *World) change(user string, v *vm, r ChangeRequest) error {
 	if len(v.pending)+len(v.pendingDelete) == 0 {
 		return nil
 	}
-	var wrong map[string]string
 	if v.proc != nil {
-		wrong = w.hotplug(user, v, c.modified)
-	} else {
-		wrong = w.applyPending(user, v)
+		return BadParams(w.hotplug(user, v, c.modified))
 	}
-	if len(wrong) > 0 {
-		return badParams(wrong)
-	}
-	return nil
+	return BadParams(w.applyPending(user, v))
 }
 
 // withReverts expands keys to be reverted as Proxmox does: it sets a key's current value again and deletes a key that
@@ -301,10 +285,7 @@ func (c *changing) delete(key string) error {
 		}
 		return failf("can't remove drive '%s' - protection mode enabled", key)
 	}
-	left := value
-	if key == "tags" { // the tags that the VM has then: none
-		left = ""
-	}
+	left := map[bool]string{false: value}[key == "tags"] // the tags that the VM has then: none
 	if err := c.w.checkDevice(c.user, v.id, "", key, left, "delete"); err != nil {
 		return err
 	}
@@ -329,7 +310,6 @@ func (c *changing) delete(key string) error {
 	return nil
 }
 
-// set resolves a value and makes it pending.
 func (c *changing) set(key, value string) error {
 	v := c.v
 	c.modified[key] = true
@@ -397,19 +377,13 @@ func (c *changing) setDrive(key, value string) (stored string, err error) {
 	return stored, nil
 }
 
-// checkTPMVersion refuses to change the version of an existing volume.
 func checkTPMVersion(old, value string) error {
 	was, errOld := parseDrive("tpmstate0", old)
 	is, err := parseDrive("tpmstate0", value)
 	if errOld != nil || err != nil || was.volid != is.volid {
 		return err
 	}
-	version := func(d drive) string {
-		if d.options["version"] == "" {
-			return "v1.2"
-		}
-		return d.options["version"]
-	}
+	version := func(d drive) string { return cmp.Or(d.options["version"], "v1.2") }
 	if version(was) != version(is) {
 		return failf("cannot change TPM state version after creation")
 	}
@@ -427,7 +401,6 @@ func (c *changing) checkBoot(value string) error {
 	return nil
 }
 
-// cleanupPending drops pending changes that have no effect.
 func (v *vm) cleanupPending() {
 	maps.DeleteFunc(v.pending, func(key, value string) bool { now, set := v.config[key]; return set && now == value })
 	maps.DeleteFunc(v.pendingDelete, func(key string, _ bool) bool { _, set := v.config[key]; return !set })
@@ -547,3 +520,331 @@ func driveVolid(key, value string) string {
 	}
 	return d.volid
 }
+
+const (
+	// hotplugTime is how long plugging or unplugging a device of a running VM takes.
+	hotplugTime = 1200 * time.Millisecond
+	// busyTime is how long Proxmox waits for a device that the guest does not release.
+	busyTime = 6200 * time.Millisecond
+	// controllerTime is how long Proxmox waits for a SCSI disk with its own controller that the guest does not release.
+	controllerTime = 12 * time.Second
+)
+
+// plugTime returns how long it takes to plug the devices of a change; mu must be held.
+func (w *World) plugTime(v *vm, r ChangeRequest) (takes time.Duration) {
+	if v.proc == nil {
+		return 0
+	}
+	for _, key := range slices.Concat(slices.Sorted(maps.Keys(r.Set)), r.Delete) {
+		_, set := r.Set[key]
+		switch {
+		case !isDevice(key) || v.isBootDisk(key):
+		case set:
+			takes += hotplugTime
+		case !v.has(key) || strings.HasPrefix(key, "unused"):
+		case w.busyInGuest(key):
+			takes += busyTime
+		case optionName(key) == "scsi" && v.config["scsihw"] == "virtio-scsi-single" && !w.guestCooperates():
+			takes += controllerTime
+		default:
+			takes += hotplugTime
+		}
+	}
+	return takes
+}
+
+func isDevice(key string) bool {
+	return slices.Contains([]string{"scsi", "virtio", "net"}, optionName(key))
+}
+
+// guestCooperates reports whether guests release a PCI device on request. Without firmware no guest runs that could.
+func (w *World) guestCooperates() bool { return w.firmware != nil }
+
+// busyInGuest reports whether a device can't be unplugged: the guest must release network cards and virtio disks,
+// which are PCI devices, but not SCSI disks.
+func (w *World) busyInGuest(key string) bool {
+	return !w.guestCooperates() && slices.Contains([]string{"net", "virtio"}, optionName(key))
+}
+
+// isBootDisk reports whether a drive is in the boot order (get_bootdisks in Drive.pm).
+func (v *vm) isBootDisk(key string) bool {
+	return isDriveKey(key) && slices.Contains(bootOrder(v.config["boot"]), key)
+}
+
+// hotplug applies pending changes to a running VM: keys that were just modified, and keys that don't affect the
+// process. Changes that fail are returned and stay pending: a deletion is then done when the VM stops
+// (vmconfig_hotplug_pending in QemuServer.pm).
+func (w *World) hotplug(user string, v *vm, modified map[string]bool) (wrong map[string]string) {
+	wrong = map[string]string{}
+	problem := func(key string, err error) { wrong[key] = fmt.Sprintf("hotplug problem - %v\n", err) }
+	for _, key := range slices.SortedFunc(maps.Keys(v.pending), compareKeys) {
+		if fastPlugged(key) {
+			w.applySet(v, key)
+		}
+	}
+	for _, key := range slices.SortedFunc(maps.Keys(v.pendingDelete), compareKeys) {
+		if !modified[key] || !isDevice(key) && !fastPlugged(key) {
+			continue
+		}
+		if err := w.unplug(v, key); err != nil {
+			problem(key, err)
+		} else if err := w.applyDelete(user, v, key); err != nil {
+			problem(key, err)
+		}
+	}
+	for _, key := range slices.SortedFunc(maps.Keys(v.pending), compareKeys) {
+		if !modified[key] {
+			continue
+		}
+		if now, err := w.plug(v, key, v.pending[key]); err != nil {
+			problem(key, err)
+		} else if now {
+			w.applySet(v, key)
+		}
+	}
+	return wrong
+}
+
+func (w *World) unplug(v *vm, key string) error {
+	if v.isBootDisk(key) {
+		return fmt.Errorf("can't unplug bootdisk '%s'", key)
+	}
+	if w.busyInGuest(key) {
+		return fmt.Errorf("error on hot-unplugging device '%s' - still busy in guest?", key)
+	}
+	return nil
+}
+
+// fastPlugged lists the options that don't affect a running process.
+func fastPlugged(key string) bool {
+	return isCloudInitOption(key) || slices.Contains([]string{
+		"description", "hookscript", "lock", "migrate_downtime", "migrate_speed", "name", "onboot", "protection", "shares",
+		"startup", "tags", "vmstatestorage",
+	}, key)
+}
+
+// plug reports whether a value can be applied while the VM runs.
+func (w *World) plug(v *vm, key, value string) (now bool, err error) {
+	old, had := v.config[key]
+	switch {
+	case key == "cpuunits" || key == "cpulimit":
+		return true, nil
+	case key == "balloon":
+		return had && (old == "0") == (value == "0") || !had && value != "0", nil
+	case optionName(key) == "net":
+		return w.plugNet(v, key, old, value)
+	case !isDriveKey(key) || key == "efidisk0" || key == "tpmstate0":
+		return false, nil
+	case had && isCDROM(key, old) != isCDROM(key, value):
+		return false, fmt.Errorf("unable to change media type")
+	case had && isCDROM(key, old):
+		return true, nil // Proxmox changes the medium
+	case had && driveVolid(key, old) == driveVolid(key, value):
+		return !changesDevice(key, old, value), nil
+	case had:
+		if err := w.unplug(v, key); err != nil {
+			return false, err
+		}
+	}
+	return isDevice(key), nil
+}
+
+// plugNet applies a change of a network card: a bridge can be changed on the host; another card model requires an
+// unplug first.
+func (w *World) plugNet(v *vm, key, old, value string) (now bool, err error) {
+	model := func(card string) string { first, _, _ := strings.Cut(card, ","); return first }
+	if old != "" && model(old) != model(value) {
+		if err := w.unplug(v, key); err != nil {
+			return false, err
+		}
+	}
+	if bridge := property(value, "bridge"); bridge != "" && !w.hasBridge(bridge) {
+		return false, fmt.Errorf("bridge '%s' does not exist", bridge)
+	}
+	return true, nil
+}
+
+// hasBridge reports whether the hosts have a bridge: the default bridge, or the bridge of a VNet.
+func (w *World) hasBridge(name string) bool {
+	return name == LocalBridge || w.zoneOf(name) != localZone
+}
+
+// checkNetworks checks that the bridges exist; only a start makes this check.
+func (w *World) checkNetworks(v *vm) error {
+	for _, key := range slices.SortedFunc(maps.Keys(v.config), compareKeys) {
+		if bridge := property(v.config[key], "bridge"); optionName(key) == "net" && bridge != "" && !w.hasBridge(bridge) {
+			return failf("bridge '%s' does not exist", bridge)
+		}
+	}
+	return nil
+}
+
+// changesDevice reports whether two values differ in options that vmconfig_update_disk in QemuServer.pm leaves to the
+// next start. A serial is not among them: Proxmox stores a new serial at once, while the guest keeps the old one.
+func changesDevice(key, old, value string) bool {
+	a, errA := parseDrive(key, old)
+	b, errB := parseDrive(key, value)
+	if errA != nil || errB != nil {
+		return true
+	}
+	fixed := []string{"aio", "cache", "discard", "iothread", "product", "queues", "ro", "ssd", "vendor"}
+	return slices.ContainsFunc(fixed, func(o string) bool { return a.options[o] != b.options[o] })
+}
+
+// Media is the content of a volume: the bytes of a disk or of an ISO. It holds only what was written; a blank disk
+// has no bytes, whatever its size. Large uploads and downloads are in a file.
+type Media struct {
+	mu    lock
+	bytes []byte
+	file  *os.File // unlinked; nil: the content is in bytes
+	size  int64
+	sum   string // SHA-256 of the content; "": not computed yet
+	wrote uint64 // number of writes
+}
+
+// NewMedia returns media holding b. The media keeps b.
+func NewMedia(b []byte) *Media { return &Media{bytes: b, size: int64(len(b))} }
+
+// Bytes returns what was written, or nil if the content can't be read. The caller must not change the bytes.
+func (m *Media) Bytes() []byte {
+	defer m.mu.looking()()
+	if m.file == nil {
+		return m.bytes
+	}
+	b := make([]byte, m.size)
+	if _, err := m.file.ReadAt(b, 0); err != nil {
+		return nil
+	}
+	return b
+}
+
+// Write replaces the content; the media keeps b.
+func (m *Media) Write(b []byte) {
+	defer m.mu.changing()()
+	m.bytes, m.file, m.size, m.sum = b, nil, int64(len(b)), ""
+	m.wrote++
+}
+
+// Writes counts how often the content was replaced.
+func (m *Media) Writes() uint64 {
+	defer m.mu.looking()()
+	return m.wrote
+}
+
+// Size returns how many bytes were written.
+func (m *Media) Size() int64 {
+	defer m.mu.looking()()
+	return m.size
+}
+
+// Open reads the present content from its beginning.
+func (m *Media) Open() io.Reader { return m.content() }
+
+func (m *Media) content() *io.SectionReader {
+	defer m.mu.looking()()
+	if m.file == nil {
+		return io.NewSectionReader(bytes.NewReader(m.bytes), 0, m.size)
+	}
+	return io.NewSectionReader(m.file, 0, m.size)
+}
+
+// SHA256 returns the hex digest of the content.
+func (m *Media) SHA256() string {
+	defer m.mu.looking()()
+	if m.file != nil {
+		h := sha256.New()
+		_, _ = io.Copy(h, io.NewSectionReader(m.file, 0, m.size)) // a hash never fails; a partial read changes the digest
+		return hex.EncodeToString(h.Sum(nil))
+	}
+	if m.sum == "" {
+		sum := sha256.Sum256(m.bytes)
+		m.sum = hex.EncodeToString(sum[:])
+	}
+	return m.sum
+}
+
+func (m *Media) replace(other *Media) {
+	other.mu.Lock()
+	b, file, size, sum := other.bytes, other.file, other.size, other.sum
+	other.mu.Unlock()
+	defer m.mu.changing()()
+	m.bytes, m.file, m.size, m.sum = b, file, size, sum
+	m.wrote++
+}
+
+// spoolInMemory is the most bytes that a spool keeps in memory.
+const spoolInMemory = 1 << 20
+
+// Spool is a file on its way to a storage. It takes space on the host where it is written; the host may have no space
+// left. The caller closes the spool.
+type Spool struct {
+	// Name is the file's path on its host: "/var/tmp/pveupload-0123…".
+	Name string
+
+	media *Media
+	room  func(more int64) bool // allocates space; false: none was left, and none is allocated
+}
+
+// NewSpool makes a file in /var/tmp of a host, on the host's root disk.
+func (w *World) NewSpool(host string) *Spool {
+	defer w.mu.changing()()
+	w.lastPID++
+	name := fmt.Sprintf("/var/tmp/pveupload-%x", md5.Sum(fmt.Append(nil, host, w.lastPID)))
+	return &Spool{Name: name, media: NewMedia(nil), room: func(more int64) bool { return w.takeRoot(host, more) }}
+}
+
+// Write appends p, or nothing if the disk is full.
+func (s *Spool) Write(p []byte) (int, error) {
+	if !s.room(int64(len(p))) {
+		return 0, syscall.ENOSPC
+	}
+	m := s.media
+	defer m.mu.changing()()
+	if m.file == nil && m.size+int64(len(p)) <= spoolInMemory {
+		m.bytes, m.size, m.sum = append(m.bytes, p...), m.size+int64(len(p)), ""
+		m.wrote++
+		return len(p), nil
+	}
+	if m.file == nil {
+		if err := m.toFile(); err != nil {
+			return 0, err
+		}
+	}
+	n, err := m.file.WriteAt(p, m.size)
+	m.size += int64(n)
+	if err != nil {
+		return n, fmt.Errorf("write spool: %w", err)
+	}
+	return n, nil
+}
+
+// SpooledMedia returns media holding b, in a file if b exceeds spoolInMemory.
+func SpooledMedia(b []byte) (*Media, error) {
+	m := NewMedia(b)
+	if m.size <= spoolInMemory {
+		return m, nil
+	}
+	return m, m.toFile()
+}
+
+// toFile moves the content to an unlinked file, which exists until the last reference is gone; mu must be held.
+func (m *Media) toFile() error {
+	f, err := os.CreateTemp("", "recast-lab-spool-*")
+	if err != nil {
+		return fmt.Errorf("make spool: %w", err)
+	}
+	if err := os.Remove(f.Name()); err != nil {
+		return fmt.Errorf("make spool: %w", err)
+	}
+	if _, err := f.WriteAt(m.bytes, 0); err != nil {
+		return fmt.Errorf("write spool: %w", err)
+	}
+	m.bytes, m.file = nil, f
+	return nil
+}
+
+// Size returns the number of bytes written.
+func (s *Spool) Size() int64 { return s.media.Size() }
+
+// Close frees the space. Copies elsewhere stay.
+func (s *Spool) Close() { s.room(-s.media.Size()) }

@@ -1,13 +1,20 @@
 package world
 
 import (
+	"bytes"
 	"cmp"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
+	"math"
+	"path"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/recast-sh/recast/internal/qcow2"
 )
 
 // MoveRequest asks to reassign a disk to another VM.
@@ -23,8 +30,7 @@ type MoveRequest struct {
 // MoveDisk reassigns a disk to another VM on the same host. It checks everything at once and again in the task.
 func (w *World) MoveDisk(user, host string, r MoveRequest) (string, error) {
 	r.TargetDisk = cmp.Or(r.TargetDisk, r.Disk)
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	const right = "VM.Config.Disk"
 	if err := firstError(w.check(user, vmPath(r.ID), right), w.check(user, vmPath(r.Target), right), w.checkMove(user, host, r)); err != nil {
 		return "", err
@@ -34,32 +40,22 @@ func (w *World) MoveDisk(user, host string, r MoveRequest) (string, error) {
 		if err := t.begin(taskTime / 2); err != nil {
 			return err
 		}
-		unlock, err := w.lockBoth(r.ID, r.Target)
+		first, err := w.lockConfig(r.ID)
 		if err != nil {
 			return err
 		}
-		defer unlock()
-		w.mu.Lock()
-		defer w.mu.Unlock()
+		defer first()
+		second, err := w.lockConfig(r.Target)
+		if err != nil {
+			return err
+		}
+		defer second()
+		defer w.mu.changing()()
 		if err := w.checkMove(user, host, r); err != nil {
 			return err
 		}
 		return w.reassign(t, w.vms[r.ID], w.vms[r.Target], r)
 	}), nil
-}
-
-// lockBoth locks two configurations, the source's first.
-func (w *World) lockBoth(source, target int) (unlock func(), err error) {
-	first, err := w.lockConfig(source)
-	if err != nil {
-		return nil, err
-	}
-	second, err := w.lockConfig(target)
-	if err != nil {
-		first()
-		return nil, err
-	}
-	return func() { second(); first() }, nil
 }
 
 func (w *World) checkMove(user, host string, r MoveRequest) error {
@@ -83,8 +79,10 @@ func (w *World) checkMove(user, host string, r MoveRequest) error {
 	if source.config["template"] == "1" || target.config["template"] == "1" {
 		return failf("Can't move disks from or to template VMs")
 	}
-	if err := firstError(source.checkMoveDigest(r.Digest), target.checkMoveDigest(r.TargetDigest)); err != nil {
-		return err
+	for v, digest := range map[*vm]string{source: r.Digest, target: r.TargetDigest} {
+		if digest != "" && digest != v.digest() {
+			return failf("VM %d: detected modified configuration - file changed by other user? Try again.", v.id)
+		}
 	}
 	if _, ok := source.config[r.Disk]; !ok {
 		return failf("Disk '%s' for VM '%d' does not exist", r.Disk, r.ID)
@@ -93,13 +91,6 @@ func (w *World) checkMove(user, host string, r MoveRequest) error {
 		return failf("Target disk key '%s' is already in use for VM '%d'", r.TargetDisk, r.Target)
 	}
 	return w.checkMoveDisk(user, source, r)
-}
-
-func (v *vm) checkMoveDigest(digest string) error {
-	if digest != "" && digest != v.digest() {
-		return failf("VM %d: detected modified configuration - file changed by other user? Try again.", v.id)
-	}
-	return nil
 }
 
 func (w *World) checkMoveDisk(user string, source *vm, r MoveRequest) error {
@@ -159,7 +150,7 @@ func (w *World) reassign(t *task, source, target *vm, r MoveRequest) error {
 	if err := s.activate(source.host); err != nil { // rename_volume of Storage.pm
 		return err
 	}
-	w.violateRename(d.volid, vol)
+	w.violateOf(vol, true, "disk %s: its holder's volume %s was renamed", d.volid)
 	if err := s.rename(source.host, vol, basePath(vol.name)+s.freeName(source.host, target.id, vol.format)); err != nil {
 		return err
 	}
@@ -238,12 +229,8 @@ type ResizeRequest struct {
 // Resize grows a disk in a task. The task also makes all checks, except the check of the VM's own permission
 // (API2/Qemu.pm, resize_vm).
 func (w *World) Resize(user, host string, r ResizeRequest) (string, error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if err := w.check(user, vmPath(r.ID), "VM.Config.Disk"); err != nil {
-		return "", err
-	}
-	if _, err := w.vmOn(host, r.ID); err != nil {
+	defer w.mu.changing()()
+	if _, err := w.vmFor(user, "VM.Config.Disk", host, r.ID); err != nil {
 		return "", err
 	}
 	size, ok := parseSize(strings.TrimPrefix(r.Size, "+"))
@@ -271,10 +258,10 @@ func (w *World) resize(user string, v *vm, key string, size int64, more bool) er
 		return failf("you can't resize a cdrom")
 	}
 	s, vol, err := w.volume(d.volid, v.host)
-	if err != nil {
+	switch {
+	case err != nil:
 		return err
-	}
-	if s == nil {
+	case s == nil:
 		return failf("unable to parse volume ID '%s'", d.volid)
 	}
 	if err := w.check(user, "/storage/"+s.ID, "Datastore.AllocateSpace"); err != nil {
@@ -283,13 +270,12 @@ func (w *World) resize(user string, v *vm, key string, size int64, more bool) er
 	if more {
 		size += vol.size
 	}
-	if size < vol.size {
+	switch {
+	case size < vol.size:
 		return failf("shrinking disks is not supported")
-	}
-	if size == vol.size {
+	case size == vol.size:
 		return nil
-	}
-	if !s.room(v.host, size-vol.size) {
+	case !s.room(v.host, size-vol.size):
 		return failf("unable to resize image: qemu-img: Failed to resize: No space left on device")
 	}
 	vol.size = size
@@ -310,13 +296,9 @@ func (w *World) Rescan(host string, id int, dryRun bool) (lines []string, err er
 		return nil, err
 	}
 	defer unlock()
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	v, err := w.vmOn(host, id)
+	defer w.mu.changing()()
+	v, err := w.unlocked(host, id)
 	if err != nil {
-		return nil, err
-	}
-	if err := v.checkLock(); err != nil {
 		return nil, err
 	}
 	now := maps.Clone(v.config)
@@ -328,7 +310,6 @@ func (w *World) Rescan(host string, id int, dryRun bool) (lines []string, err er
 	return lines, w.edit(v, func() error { v.config = now; return nil })
 }
 
-// updateDisks updates a configuration to match the VM's volumes.
 func (w *World) updateDisks(v *vm) (lines []string) {
 	prefix := "VM " + strconv.Itoa(v.id)
 	volumes, referenced := w.imagesOf(v), map[string]bool{}
@@ -368,7 +349,6 @@ func (w *World) updateDisks(v *vm) (lines []string) {
 	return lines
 }
 
-// imagesOf lists the disk images with a VM's number, by volid.
 func (w *World) imagesOf(v *vm) map[string]*volume {
 	found := map[string]*volume{}
 	for id, s := range w.storages {
@@ -382,4 +362,484 @@ func (w *World) imagesOf(v *vm) map[string]*volume {
 		}
 	}
 	return found
+}
+
+// freeName returns the name of a VM's next disk on a storage. The name has the lowest free number, so numbers are
+// reused; on network file systems every format is numbered separately (get_next_vm_diskname in Storage/Plugin.pm).
+func (s *storage) freeName(host string, owner int, format string) string {
+	taken := map[int]bool{}
+	for name := range s.at(host) {
+		var kind string
+		var id, n int
+		if _, err := fmt.Sscanf(strings.ReplaceAll(path.Base(name), "-", " "), "%s %d disk %d", &kind, &id, &n); err != nil || id != owner {
+			continue
+		}
+		if !slices.Contains([]string{"nfs", "cifs"}, s.Type) || strings.HasSuffix(name, "."+format) {
+			taken[n] = true
+		}
+	}
+	n := 0
+	for taken[n] {
+		n++
+	}
+	if s.block() {
+		return fmt.Sprintf("vm-%d-disk-%d", owner, n)
+	}
+	return fmt.Sprintf("%d/vm-%d-disk-%d.%s", owner, owner, n, format)
+}
+
+var basePattern = regexp.MustCompile(`^((?:\d+/)?base-\d+-disk-\d+(?:\.[a-z0-9]+)?/).`)
+
+// basePath returns the prefix of a linked clone's name: its base volume and a slash; "" for other volumes.
+func basePath(name string) string {
+	m := basePattern.FindStringSubmatch(name)
+	if m == nil {
+		return ""
+	}
+	return m[1]
+}
+
+// cloned reports whether a volume has linked clones, as far as names show clones: on LVM thin names don't show them.
+func (s *storage) cloned(host string, vol *volume) bool {
+	for name := range s.at(host) {
+		if strings.HasPrefix(name, vol.name+"/") {
+			return true
+		}
+	}
+	return false
+}
+
+// cloudInitName returns the name of a VM's cloud-init drive: qcow2 unless requested otherwise, whatever the storage's
+// default (create_disks in API2/Qemu.pm).
+func (s *storage) cloudInitName(owner int, format string) string {
+	if s.block() {
+		return fmt.Sprintf("vm-%d-cloudinit", owner)
+	}
+	return fmt.Sprintf("%d/vm-%d-cloudinit.%s", owner, owner, cmp.Or(format, "qcow2"))
+}
+
+// isCloudInit reports whether a volid is a cloud-init drive, or a request for one.
+func isCloudInit(volid string) bool {
+	name := path.Base(volid[strings.Index(volid, ":")+1:])
+	return name == "cloudinit" || volumeOwner(volid) != 0 && strings.Contains(name, "-cloudinit")
+}
+
+// volumeOwner returns the VMID in a volume's name or volid, 0 for an ISO: on a file system the number of the
+// directory, else the number in "vm-100-disk-0" (parse_volname of the storage plugins). The name alone determines the
+// owner of a volume, never the configuration that refers to the volume.
+func volumeOwner(volid string) int {
+	_, name, ok := strings.Cut(volid, ":")
+	if !ok {
+		name = volid
+	}
+	if isFileName(name) || strings.HasPrefix(volid, "/") { // a path has no owner (qemu-server, vm_is_volid_owner)
+		return 0
+	}
+	if id, err := strconv.Atoi(path.Base(path.Dir(name))); err == nil {
+		return id
+	}
+	parts := strings.SplitN(path.Base(name), "-", 3)
+	if len(parts) < 3 || parts[0] != "vm" && parts[0] != "base" {
+		return 0
+	}
+	return NumberOr(parts[1], 0)
+}
+
+// formatSize writes a size as Proxmox does: in the largest unit that divides it.
+func formatSize(bytes int64) string {
+	units := []string{"", "K", "M", "G", "T"}
+	i := 0
+	for i < len(units)-1 && bytes != 0 && bytes%1024 == 0 {
+		bytes /= 1024
+		i++
+	}
+	return strconv.FormatInt(bytes, 10) + units[i]
+}
+
+// parseSize reads a size such as "10G", "+512M" without its sign, or plain bytes.
+func parseSize(s string) (int64, bool) {
+	m := regexp.MustCompile(`^(\d+(?:\.\d+)?)([KMGT]?)$`).FindStringSubmatch(s)
+	if m == nil {
+		return 0, false
+	}
+	f, err := strconv.ParseFloat(m[1], 64)
+	if err != nil {
+		return 0, false
+	}
+	for range strings.Index(" KMGT", m[2]) {
+		f *= 1024
+	}
+	return int64(f), true
+}
+
+// The kinds of volumes that parse_volname of pve-storage knows.
+const (
+	imageKind    = "images"
+	isoKind      = "iso"
+	templateKind = "vztmpl"
+	importKind   = "import"
+	snippetKind  = "snippets"
+)
+
+var (
+	imageName = regexp.MustCompile(`^(?:\d+/\S+/)?\d+/(?:vm-|base-|subvol-)\d+-[^/\s]+\.(raw|qcow2|vmdk|subvol)$`)
+	imageDir  = regexp.MustCompile(`^\d+/(\S+)$`)
+	fileNames = map[string]*regexp.Regexp{
+		isoKind:      regexp.MustCompile(`^iso/[^/]+\.(?i:iso|img)$`),
+		templateKind: regexp.MustCompile(`^vztmpl/[^/]+\.(?i:tar\.(?:gz|xz|zst|bz2))$`),
+		snippetKind:  regexp.MustCompile(`^snippets/[^/]+$`),
+	}
+	importName = regexp.MustCompile(`^import/[ a-zA-Z0-9\-.+=_]+\.(ova|ovf|qcow2|raw|vmdk)$`)
+)
+
+// parseName returns the kind and format of the volume with that name (parse_volname of the plugins).
+func (s *storage) parseName(name string) (kind, format string, err error) {
+	if s.block() {
+		return s.parseBlockName(name)
+	}
+	if m := imageName.FindStringSubmatch(name); m != nil {
+		return imageKind, m[1], nil
+	}
+	if m := imageDir.FindStringSubmatch(name); m != nil {
+		return "", "", failf("unable to parse volume filename '%s'", m[1])
+	}
+	for kind, pattern := range fileNames {
+		if pattern.MatchString(name) {
+			return kind, "raw", nil
+		}
+	}
+	if m := importName.FindStringSubmatch(name); m != nil {
+		return importKind, m[1], nil
+	}
+	return "", "", failf("unable to parse directory volume name '%s'", name)
+}
+
+func (s *storage) parseBlockName(name string) (kind, format string, err error) {
+	plugin, pattern := s.Type, `^(?:(?:base|basevol)-\d+-\S+/)?(?:base|vm)-\d+-\S+$`
+	switch s.Type {
+	case "lvm", "lvmthin":
+		plugin, pattern = "lvm", `^(?:vm|base)-\d+-\S+$`
+	case "zfs", "zfspool":
+		plugin = "zfs"
+	case "iscsi", "iscsidirect":
+		return imageKind, "raw", nil // a LUN's name is up to its target
+	}
+	if !regexp.MustCompile(pattern).MatchString(name) {
+		return "", "", failf("unable to parse %s volume name '%s'", plugin, name)
+	}
+	return imageKind, "raw", nil
+}
+
+func (w *World) kindOf(volid string) (s *storage, kind, format string, err error) {
+	id, name, ok := strings.Cut(volid, ":")
+	if !ok {
+		return nil, "", "", failf("unable to parse volume ID '%s'", volid)
+	}
+	s, known := w.storages[id]
+	if !known {
+		return nil, "", "", failf("storage '%s' does not exist", id)
+	}
+	kind, format, err = s.parseName(name)
+	return s, kind, format, err
+}
+
+func attachable(kind string) bool { return kind == imageKind || kind == isoKind }
+
+// isFileName reports whether a volume is an ISO, a template or the like, which have no owner.
+func isFileName(name string) bool {
+	kind, _, _ := strings.Cut(name, "/")
+	return slices.Contains([]string{isoKind, templateKind, importKind, snippetKind}, kind)
+}
+
+// allocated returns the space that a volume takes, as volume_size_info of the plugins reports it: LVM reports
+// nothing, files and zvols are sparse.
+func (s *storage) allocated(v *volume) int64 {
+	switch {
+	case s.Type == "lvm", s.Type == "lvmthin":
+		return 0
+	case v.content != imageKind:
+		return v.size
+	}
+	return v.filled()
+}
+
+const firstBlock = 4 << 10 // allocated by qemu-img even for an empty image
+
+func (v *volume) filled() int64 {
+	return min(v.size, max(roundUp(v.media.Size(), firstBlock), v.written, firstBlock))
+}
+
+// parentOf returns a linked clone's base as list_images reports it.
+func (s *storage) parentOf(name string) string {
+	base := strings.TrimSuffix(basePath(name), "/")
+	switch {
+	case base == "":
+		return ""
+	case s.block():
+		return base + "@__base__"
+	}
+	return "../" + path.Dir(base) + "/" + path.Base(base)
+}
+
+// ListsUsed reports whether the content listing of a storage includes allocated sizes, as for directories
+// (list_images in Storage/Plugin.pm).
+func (w *World) ListsUsed(id string) bool {
+	defer w.mu.changing()()
+	s, ok := w.storages[id]
+	return ok && s.Path() != ""
+}
+
+// thick reports whether a new image takes its whole size at once: LVM always, ZFS unless the storage is sparse, files
+// if preallocated (LVMPlugin.pm, ZFSPoolPlugin.pm, preallocation_cmd_opt of Storage/Plugin.pm).
+func (s *storage) thick() bool {
+	switch s.Type {
+	case "lvmthin", "rbd":
+		return false
+	case "lvm":
+		return true
+	case "zfspool", "zfs":
+		return !s.Sparse
+	}
+	return slices.Contains([]string{"falloc", "full"}, s.Preallocation)
+}
+
+func (s *storage) taken(v *volume) int64 {
+	if v.content != imageKind || s.thick() {
+		return v.size
+	}
+	return v.filled()
+}
+
+func (s *storage) firstTaken(size int64) int64 {
+	if s.thick() {
+		return size
+	}
+	return min(size, firstBlock)
+}
+
+// used returns the used space, as the plugins' status reports it.
+func (s *storage) used(host string) int64 {
+	if s.full {
+		return s.Capacity
+	}
+	if pool, ok := s.pools[host]; ok {
+		return pool.Used
+	}
+	var sum int64
+	for _, v := range s.at(host) {
+		sum += s.taken(v)
+	}
+	return sum
+}
+
+func (s *storage) room(host string, size int64) bool { return s.used(host)+size <= s.Capacity }
+
+// SetCapacity sets a storage's size, per host if it is not shared.
+func (w *World) SetCapacity(id string, bytes int64) {
+	w.ofStorage(id, func(s *storage) { s.Capacity = bytes })
+}
+
+// Preallocate makes a storage of files allocate new images fully, like its option preallocation.
+func (w *World) Preallocate(id string) {
+	w.ofStorage(id, func(s *storage) { s.Preallocation = "falloc" })
+}
+
+// errNoInfo is Proxmox's error when qemu-img fails to open a file.
+var errNoInfo = failf("failed to query file information with qemu-img")
+
+// image is the disk in a file, as QEMU reads it.
+type image struct {
+	io.ReaderAt
+	size int64
+}
+
+// bytes returns the disk without the zeros at its end. Zeros before that need no memory, since nothing writes them.
+func (i image) bytes() ([]byte, error) {
+	var end int64
+	err := i.written(func(at int64, part []byte) { end = at + int64(len(part)) })
+	if err != nil || end == 0 {
+		return nil, err
+	}
+	b := make([]byte, end)
+	return b, i.written(func(at int64, part []byte) { copy(b[at:], part) })
+}
+
+func (i image) written(visit func(at int64, part []byte)) error {
+	const step = 64 << 10
+	chunk, zeros := make([]byte, step), make([]byte, step)
+	for at := int64(0); at < i.size; at += step {
+		part := chunk[:min(step, i.size-at)]
+		if n, err := i.ReadAt(part, at); n < len(part) {
+			return err
+		}
+		if !bytes.Equal(part, zeros[:len(part)]) {
+			visit(at, part)
+		}
+	}
+	return nil
+}
+
+// openImage opens a file that may come from anyone, as file_size_info of Storage/Plugin.pm does. name is the file's
+// path.
+func openImage(name, format string, m *Media) (image, error) {
+	content := endless{m.content()}
+	switch format {
+	case "raw":
+		return image{content, roundUp(m.Size(), 512)}, nil // in sectors
+	case "qcow2":
+	default:
+		return image{}, errNoInfo // the simulator has no other file that QEMU would open
+	}
+	disk, err := qcow2.Open(content, math.MaxInt64)
+	switch {
+	case errors.Is(err, qcow2.ErrBackingFile):
+		return image{}, failf("backing file not allowed for untrusted image '%s'!", name)
+	case errors.Is(err, qcow2.ErrDataFile):
+		return image{}, failf("%s: 'data-file' references are not allowed!", name)
+	case err != nil:
+		return image{}, errNoInfo
+	}
+	return image{disk, disk.Size()}, nil
+}
+
+// endless continues a file with zeros, as QEMU does: qemu-img info and qemu-img convert end without an error for an
+// image that was cut short, and the missing part reads as zeros.
+type endless struct{ io.ReaderAt }
+
+func (e endless) ReadAt(p []byte, off int64) (int, error) {
+	n, err := e.ReaderAt.ReadAt(p, off)
+	if errors.Is(err, io.EOF) {
+		clear(p[n:])
+		return len(p), nil
+	}
+	return n, err
+}
+
+// checkImage makes the check of a file that becomes content "import" (upload and download_url in
+// API2/Storage/Status.pm). ISOs are checked too, but any bytes pass.
+func checkImage(content, filename, tmp string, m *Media) error {
+	if content != importKind {
+		return nil
+	}
+	_, err := openImage(tmp, strings.TrimPrefix(path.Ext(filename), "."), m)
+	return err
+}
+
+// checkSource checks the permission to copy a volume, and that the volume can be copied ($check_storage_access in
+// Qemu.pm).
+func (w *World) checkSource(user string, id int, key, source string) error {
+	if !strings.Contains(source, ":") {
+		return w.checkVolume(user, id, source)
+	}
+	_, kind, _, err := w.kindOf(source)
+	switch {
+	case err != nil:
+		return err
+	case kind != imageKind && kind != importKind:
+		return BadParam(key, "%s has wrong type '%s' - needs to be 'images' or 'import'", source, kind)
+	}
+	if owner := volumeOwner(source); owner != 0 {
+		return w.check(user, vmPath(owner), "VM.Clone")
+	}
+	return w.checkVolume(user, id, source)
+}
+
+// checkImportForm checks the other parameters of an import ($check_drive_param in Qemu.pm).
+func checkImportForm(key string, d drive) error {
+	if _, size, ok := d.request(); !ok || size != 0 || isCloudInit(d.volid) {
+		return BadParam(key, "'import-from' requires special syntax - use <storage ID>:0,import-from=<source>")
+	}
+	required := map[string][]string{"efidisk0": {"efitype", "pre-enrolled-keys"}, "tpmstate0": {"version"}}
+	for _, option := range required[key] {
+		if d.options[option] == "" {
+			return BadParam(key, "need to specify '%s' when using 'import-from'", option)
+		}
+	}
+	return nil
+}
+
+// importVolume makes a copy of a volume, regardless of its owner (create_disks in Qemu.pm).
+func (w *World) importVolume(s *storage, v *vm, key, format, source string) (volid string, err error) {
+	_, kind, sourceFormat, err := w.kindOf(source)
+	if err != nil {
+		return "", err
+	}
+	size, content, err := w.readSource(source, kind, sourceFormat, v.host)
+	if err != nil {
+		return "", err
+	}
+	wrap := func(err error) error { return failf("cannot import from '%s' - %v", source, err) }
+	if isCloudInit(source) {
+		return "", wrap(failf("cannot import from cloudinit disk"))
+	}
+	if owner := w.vms[volumeOwner(source)]; owner != nil && owner.host != v.host {
+		return "", wrap(failf("owner VM %d not on local node", owner.id))
+	}
+	if format == "" && !s.block() {
+		format = sourceFormat // resolve_dst_disk_format in QemuServer.pm
+	}
+	volid, err = w.allocate(s, v.host, v.id, format, fixedSize(key, size), NewMedia(content))
+	if err != nil {
+		return "", wrap(err)
+	}
+	return volid, nil
+}
+
+// readSource returns what qemu-img reads of a volume, or of an uploaded image.
+func (w *World) readSource(source, kind, format, host string) (size int64, content []byte, err error) {
+	s, vol, err := w.volume(source, host)
+	switch {
+	case err != nil && kind == importKind && s != nil:
+		_, name, _ := strings.Cut(source, ":")
+		return 0, nil, failf("failed to stat '%s'", s.filePath(name))
+	case err != nil:
+		return 0, nil, failf("cannot import from '%s' - could not get size of %s", source, source)
+	case kind == imageKind:
+		return vol.size, slices.Clone(vol.media.Bytes()), nil
+	}
+	disk, err := openImage(s.filePath(vol.name), format, vol.media)
+	if err != nil || format == "raw" {
+		return disk.size, slices.Clone(vol.media.Bytes()), err
+	}
+	content, err = disk.bytes()
+	return disk.size, content, err
+}
+
+func roundUp(n, unit int64) int64 { return (n + unit - 1) / unit * unit }
+
+// AllocRequest asks for a disk outside of any VM's configuration.
+type AllocRequest struct {
+	Storage string
+	VMID    int
+	Name    string // "vm-100-disk-9.raw", on block storages without the extension
+	Bytes   int64
+	Format  string
+}
+
+// AllocDisk makes a disk and returns its volid. The VM need not exist.
+func (w *World) AllocDisk(user, host string, r AllocRequest) (volid string, err error) {
+	defer w.mu.changing()()
+	if err := w.check(user, "/storage/"+r.Storage, "Datastore.AllocateSpace"); err != nil {
+		return "", err
+	}
+	s, err := w.storageOn(r.Storage, host)
+	if err != nil {
+		return "", err
+	}
+	name := r.Name
+	if !s.block() {
+		if path.Ext(name) == "" {
+			return "", failf("unable to parse volume filename '%s'", name)
+		}
+		if r.Format != "" && !strings.HasSuffix(name, "."+r.Format) {
+			return "", failf("illegal name '%s' - wrong extension for format ('%s != '%s')", name, path.Ext(name)[1:], r.Format)
+		}
+		name = strconv.Itoa(r.VMID) + "/" + name
+	} else if volumeOwner(name) != r.VMID {
+		return "", failf("illegal name '%s' - should be 'vm-%d-*'", name, r.VMID)
+	}
+	if s.at(host)[name] != nil {
+		return "", failf("disk image '%s' already exists", name)
+	}
+	return w.allocateNamed(s, host, name, r.Bytes, NewMedia(nil))
 }

@@ -2,7 +2,10 @@ package world
 
 import (
 	"cmp"
+	"crypto/sha1"
+	"encoding/hex"
 	"errors"
+	"fmt"
 	"maps"
 	"math"
 	"slices"
@@ -58,8 +61,7 @@ func (w *World) cutPower(host string) []*process {
 // BootHost powers a node on again. When the node is up, it starts the VMs with onboot=1 sequentially, and HA handles
 // its resources.
 func (w *World) BootHost(host string) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	if !w.down[host] {
 		return
 	}
@@ -68,8 +70,7 @@ func (w *World) BootHost(host string) {
 	w.resumeHA()
 	w.spawn(func() {
 		if w.Delay(bootTime) {
-			w.mu.Lock()
-			defer w.mu.Unlock()
+			defer w.mu.changing()()
 			w.startAll(host)
 		}
 	})
@@ -106,8 +107,7 @@ func (w *World) startAll(host string) {
 }
 
 func (w *World) liftBackupLocks(t *task, host string) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	for _, id := range w.vmids() {
 		if v := w.vms[id]; v.host == host && v.config["lock"] == "backup" {
 			delete(v.config, "lock")
@@ -151,12 +151,10 @@ func startupNumber(startup, name string, otherwise int) int {
 
 // onBoot lists the VMs that a host starts by itself, in order. VMs under HA are not among them.
 func (w *World) onBoot(host string) []int {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	ids := slices.DeleteFunc(w.vmids(), func(id int) bool {
 		v := w.vms[id]
-		on, err := strconv.Atoi(v.config["onboot"])
-		return v.host != host || err != nil || on == 0 || v.config["template"] == "1" || w.haStatus(id).Managed || v.proc != nil
+		return v.host != host || NumberOr(v.config["onboot"], 0) == 0 || v.config["template"] == "1" || w.haStatus(id).Managed || v.proc != nil
 	})
 	order := func(id int) int { return startupNumber(w.vms[id].config["startup"], "order", math.MaxInt) }
 	slices.SortStableFunc(ids, func(a, b int) int { return cmp.Compare(order(a), order(b)) })
@@ -180,8 +178,10 @@ func (w *World) fence(host string, crash int) {
 		}
 		w.mu.Lock()
 		away, quorum := w.down[host] && w.crashes[host] == crash, w.hasQuorum()
-		if away && quorum {
-			w.markFenced(host)
+		for _, sid := range w.haOn(host) {
+			if s := w.ha[sid]; away && quorum && s.recoverable() {
+				s.manager = "fence"
+			}
 		}
 		w.mu.Unlock()
 		if !away {
@@ -207,15 +207,6 @@ func (s *haService) recoverable() bool {
 	return s.manager != "error" && slices.Contains([]string{"started", "stopped"}, s.state())
 }
 
-func (w *World) markFenced(host string) {
-	for _, sid := range w.haOn(host) {
-		if s := w.ha[sid]; s.recoverable() {
-			s.manager = "fence"
-		}
-	}
-}
-
-// haOn lists the resources on a host, by SID.
 func (w *World) haOn(host string) []string {
 	return slices.DeleteFunc(slices.Sorted(maps.Keys(w.ha)), func(sid string) bool {
 		v := w.haVM(sid)
@@ -274,10 +265,7 @@ func preferredHosts(nodes string, up []string) (best []string) {
 	highest := -1
 	for entry := range strings.SplitSeq(nodes, ",") {
 		host, priority, _ := strings.Cut(strings.TrimSpace(entry), ":")
-		n, err := strconv.Atoi(priority)
-		if err != nil {
-			n = 0
-		}
+		n := NumberOr(priority, 0)
 		switch {
 		case !slices.Contains(up, host) || n < highest:
 		case n > highest:
@@ -289,7 +277,6 @@ func preferredHosts(nodes string, up []string) (best []string) {
 	return best
 }
 
-// resumeHA makes HA's managers check every resource again.
 func (w *World) resumeHA() {
 	for sid, s := range w.ha {
 		if v := w.haVM(sid); v != nil && !w.down[v.host] && (s.manager == "fence" || s.manager == "recovery") {
@@ -299,7 +286,6 @@ func (w *World) resumeHA() {
 	}
 }
 
-// rootDisk is a host's disk with / and /var/tmp.
 type rootDisk struct{ total, used int64 }
 
 // SetRootDisk sets the size and usage of a host's root disk.
@@ -309,8 +295,7 @@ func (w *World) SetRootDisk(host string, total, used int64) {
 
 // RootDisk returns the size and usage of a host's root disk, including uploads in /var/tmp.
 func (w *World) RootDisk(host string) (total, used int64) {
-	w.mu.Look()
-	defer w.mu.Unlock()
+	defer w.mu.looking()()
 	d := w.root(host)
 	return d.total, d.used
 }
@@ -326,8 +311,7 @@ func (w *World) root(host string) *rootDisk {
 }
 
 func (w *World) takeRoot(host string, more int64) bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	d := w.root(host)
 	if more > 0 && d.used+more > d.total {
 		return false
@@ -358,13 +342,6 @@ func (w *World) uptime(host string) time.Duration {
 	return time.Duration(float64(time.Since(w.booted[host])) * w.speed)
 }
 
-// userHz is the number of clock ticks per second in /proc.
-const userHz = 100
-
-// ticks returns the start time of a process that starts now, in ticks since its host's boot (proc_pid_stat(5),
-// starttime).
-func (w *World) ticks(host string) int { return int(w.uptime(host) / (time.Second / userHz)) }
-
 // ProxyFailure is the way in which requests from one host's API to another's fail: a status of AnyEvent::HTTP, which
 // Proxmox passes on, and the delay.
 type ProxyFailure struct {
@@ -385,8 +362,7 @@ var (
 
 // BreakProxy makes a host unreachable for the APIs of all others; nothing else fails. The zero ProxyFailure repairs it.
 func (w *World) BreakProxy(host string, f ProxyFailure) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	if f == (ProxyFailure{}) {
 		delete(w.proxies, host)
 		return
@@ -404,8 +380,7 @@ func (w *World) DaemonRuns(host string) bool {
 
 // ProxyFailure says how requests to a host through another host fail, if they do.
 func (w *World) ProxyFailure(host string) (f ProxyFailure, broken bool) {
-	w.mu.Look()
-	defer w.mu.Unlock()
+	defer w.mu.looking()()
 	if w.down[host] {
 		return NoRouteToHost, true
 	}
@@ -443,8 +418,7 @@ func (w *World) SetCeph(c Ceph) {
 // Ceph returns what the hosts' Ceph reports. Without Ceph, the error is the error of a host on which Ceph is not
 // installed (pve-manager, PVE/Ceph/Tools.pm, check_ceph_installed).
 func (w *World) Ceph() (Ceph, error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	switch {
 	case w.ceph == nil:
 		return Ceph{}, errors.New("binary not installed: /usr/bin/ceph-mon")
@@ -461,8 +435,7 @@ type VNet struct {
 }
 
 func (w *World) AddVNet(v VNet) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	w.vnets = append(w.vnets, v)
 	slices.SortFunc(w.vnets, func(a, b VNet) int { return cmp.Compare(a.Name, b.Name) })
 }
@@ -481,4 +454,434 @@ func (w *World) zoneOf(bridge string) string {
 		return w.vnets[i].Zone
 	}
 	return localZone
+}
+
+// HAResource is a resource of Proxmox HA as it is configured.
+type HAResource struct {
+	SID     string            // "vm:9011"
+	State   string            // "started", "stopped", "disabled", "ignored"; "" means started
+	Group   string            // an HA group, created if it does not exist
+	Options map[string]string // "max_restart", "max_relocate", "failback", "comment"
+	Manager string            // the manager's state: "started", "request_stop", "stopped", "error"; "" before its first round
+	Leaving bool              // removed, but the manager has not noticed yet
+}
+
+// HARule is a rule of Proxmox HA.
+type HARule struct {
+	ID, Type  string   // "node-affinity" or "resource-affinity"
+	Resources []string // SIDs
+	Options   map[string]string
+}
+
+// HAStatus is the HA state of a VM.
+type HAStatus struct {
+	Configured bool // it is a resource
+	Managed    bool // a resource that is not ignored
+	Group      string
+	State      string // of the manager
+}
+
+type haService struct {
+	options map[string]string // state and group included
+	manager string
+	busy    bool   // its managers are working on it
+	now     bool   // the next stop is a hard one
+	timeout int    // of the next stop, in seconds
+	failed  int    // consecutive failed starts
+	target  string // host to migrate to
+}
+
+func haSID(vmid int) string { return "vm:" + strconv.Itoa(vmid) }
+
+// state returns the requested state; "enabled" is an alias of started.
+func (s *haService) state() string {
+	if state := s.options["state"]; state != "" && state != "enabled" {
+		return state
+	}
+	return "started"
+}
+
+// AddHA adds a resource that Proxmox HA's manager has seen already.
+func (w *World) AddHA(r HAResource) {
+	defer w.mu.changing()()
+	s := &haService{options: maps.Clone(r.Options)}
+	if s.options == nil {
+		s.options = map[string]string{}
+	}
+	for name, value := range map[string]string{"state": r.State, "group": r.Group} {
+		if value != "" {
+			s.options[name] = value
+		}
+	}
+	if r.Group != "" {
+		w.haGroups[r.Group] = true
+	}
+	s.manager = cmp.Or(r.Manager, s.state())
+	w.ha[r.SID] = s
+	w.manage(r.SID)
+}
+
+func (w *World) AddHARule(r HARule) { w.set(func() { w.haRules = append(w.haRules, r) }) }
+
+// HA lists the HA resources by SID.
+func (w *World) HA() []HAResource { return look(w, func() []HAResource { return haList(w.ha, false) }) }
+
+// HAServices lists the manager's services: the resources, and those removed since its last round.
+func (w *World) HAServices() []HAResource {
+	return look(w, func() []HAResource { return append(haList(w.ha, false), haList(w.haLeaving, true)...) })
+}
+
+func haList(services map[string]*haService, leaving bool) []HAResource {
+	var list []HAResource
+	for _, sid := range slices.Sorted(maps.Keys(services)) {
+		s := services[sid]
+		r := HAResource{SID: sid, State: s.options["state"], Group: s.options["group"], Options: maps.Clone(s.options), Manager: s.manager, Leaving: leaving}
+		delete(r.Options, "state")
+		delete(r.Options, "group")
+		list = append(list, r)
+	}
+	return list
+}
+
+// HARules lists the rules in their order.
+func (w *World) HARules() []HARule { return cloned(w, &w.haRules) }
+
+// HADigest returns the checksum of the file with all resources.
+func (w *World) HADigest() string { return look(w, w.haDigest) }
+
+func (w *World) haDigest() string {
+	h := sha1.New()
+	for _, sid := range slices.Sorted(maps.Keys(w.ha)) {
+		fmt.Fprintln(h, sid, w.ha[sid].options)
+	}
+	return hex.EncodeToString(h.Sum(nil))
+}
+
+func (w *World) haStatus(vmid int) HAStatus {
+	s, ok := w.ha[haSID(vmid)]
+	if !ok {
+		return HAStatus{}
+	}
+	return HAStatus{Configured: true, Managed: s.state() != "ignored", Group: s.options["group"], State: s.manager}
+}
+
+// CreateHA puts a VM under HA. The manager sees it in its next round.
+func (w *World) CreateHA(user, sid string, options map[string]string) error {
+	defer w.mu.changing()()
+	if err := firstError(w.check(user, "/", "Sys.Console"), checkHAOptions(options), w.checkQuorum()); err != nil {
+		return err
+	}
+	sid, err := w.parseSID(sid)
+	if err != nil {
+		return err
+	}
+	switch {
+	case w.haVM(sid) == nil:
+		return failf("resource '%s' does not exists in cluster", sid)
+	case w.ha[sid] != nil:
+		return failf("create resource failed: resource ID '%s' already defined", sid)
+	}
+	w.ha[sid] = &haService{options: maps.Clone(options)}
+	w.manage(sid)
+	return nil
+}
+
+// ChangeHA changes a resource; a new requested state makes its managers act.
+func (w *World) ChangeHA(user, sid string, set map[string]string, del []string, digest string) error {
+	defer w.mu.changing()()
+	if err := firstError(w.check(user, "/", "Sys.Console"), checkHAOptions(set)); err != nil {
+		return err
+	}
+	sid, err := w.parseSID(sid)
+	if err != nil {
+		return err
+	}
+	if group := set["group"]; group != "" && !w.haGroups[group] {
+		return failf("HA group '%s' does not exist", group)
+	}
+	s := w.ha[sid]
+	switch {
+	case s != nil && s.manager == "error" && set["state"] != "disabled":
+		return failf("service '%s' in error state, must be disabled and fixed first", sid)
+	case !w.hasQuorum():
+		return failf("update resource failed: cfs-lock 'domain-ha' error: no quorum!")
+	case digest != "" && digest != w.haDigest():
+		return failf("update resource failed: detected modified configuration - file changed by other user? Try again.")
+	case s == nil:
+		return failf("update resource failed: no such resource '%s'", sid)
+	}
+	known := []string{"state", "group", "max_restart", "max_relocate", "failback", "comment"}
+	for _, name := range del {
+		if !slices.Contains(known, name) {
+			return failf("update resource failed: no such option '%s'", name)
+		}
+		delete(s.options, name)
+	}
+	maps.Copy(s.options, set)
+	w.manage(sid)
+	return nil
+}
+
+// DeleteHA removes a VM from HA; the VM stays running or stopped. A VM that was to run and goes off before the
+// manager's next round is started once more. With purge, Proxmox' default, the VM is also removed from rules, and
+// rules without resources are deleted.
+func (w *World) DeleteHA(user, sid string, purge bool) error {
+	defer w.mu.changing()()
+	if err := w.check(user, "/", "Sys.Console"); err != nil {
+		return err
+	}
+	sid, err := w.parseSID(sid)
+	switch {
+	case err != nil:
+		return err
+	case w.ha[sid] == nil:
+		return failf("cannot delete service '%s', not HA managed!", sid)
+	case !w.hasQuorum():
+		return failf("delete resource failed: cfs-lock 'domain-ha' error: no quorum!")
+	}
+	w.removeHA(sid)
+	if purge {
+		w.purgeRules(sid)
+	}
+	return nil
+}
+
+// MigrateHA requests the migration of a resource to another host.
+func (w *World) MigrateHA(sid, target string) error {
+	defer w.mu.changing()()
+	sid, err := w.parseSID(sid)
+	switch {
+	case err != nil:
+		return err
+	case w.ha[sid] == nil:
+		return failf("no such resource '%s'", sid)
+	case !slices.Contains(w.hosts, target):
+		return failf("no such cluster node '%s'", target)
+	}
+	w.ha[sid].target = target
+	w.manage(sid)
+	return nil
+}
+
+func (w *World) purgeRules(sid string) {
+	var kept []HARule
+	for _, r := range w.haRules {
+		left := slices.DeleteFunc(slices.Clone(r.Resources), func(s string) bool { return s == sid })
+		if r.Resources = left; len(left) > 0 {
+			kept = append(kept, r)
+		}
+	}
+	w.haRules = kept
+}
+
+// parseSID also accepts a bare VMID.
+func (w *World) parseSID(sid string) (string, error) {
+	if id, err := strconv.Atoi(sid); err == nil {
+		if w.vms[id] == nil {
+			return "", failf("unable do add resource - VM/CT %d does not exist", id)
+		}
+		return haSID(id), nil
+	}
+	if !strings.Contains(sid, ":") {
+		return "", failf("unable to parse service id '%s'", sid)
+	}
+	return sid, nil
+}
+
+// checkHAOptions validates options and normalizes booleans as Proxmox does, in place.
+func checkHAOptions(options map[string]string) error {
+	wrong := map[string]string{}
+	for name, value := range options {
+		switch name {
+		case "state":
+			states := []string{"started", "stopped", "enabled", "disabled", "ignored"}
+			if !slices.Contains(states, value) {
+				wrong[name] = fmt.Sprintf("value '%s' does not have a value in the enumeration '%s'", value, strings.Join(states, ", "))
+			}
+		case "max_restart", "max_relocate":
+			if _, err := strconv.Atoi(value); err != nil {
+				wrong[name] = fmt.Sprintf("type check ('integer') failed - got '%s'", value)
+			}
+		case "failback":
+			on, ok := ParseBool(value)
+			if !ok {
+				wrong[name] = fmt.Sprintf("type check ('boolean') failed - got '%s'", value)
+			}
+			options[name] = map[bool]string{true: "1", false: "0"}[on]
+		}
+	}
+	return BadParams(wrong)
+}
+
+// The cluster's manager checks its resources every ten seconds; a host's manager carries
+// out its decisions a few seconds later.
+const (
+	clusterRound = 10 * time.Second
+	hostRound    = 5 * time.Second
+)
+
+// manage starts HA's managers for a resource, if the managers do not run already; mu must be held.
+func (w *World) manage(sid string) {
+	s := w.ha[sid]
+	if s == nil || s.busy {
+		return
+	}
+	s.busy = true
+	if !w.spawn(func() { w.runManagers(sid, s) }) {
+		s.busy = false
+	}
+}
+
+// runManagers runs rounds until the VM is in the requested state.
+func (w *World) runManagers(sid string, s *haService) {
+	for {
+		if !w.Delay(clusterRound) {
+			return
+		}
+		w.mu.Lock()
+		more := w.clusterManager(sid, s)
+		s.busy = more
+		w.mu.Unlock()
+		if !more || !w.Delay(hostRound) {
+			return
+		}
+		w.hostManager(sid, s)
+	}
+}
+
+// clusterManager decides what to do next, and reports whether there is more to do. Without quorum, or on a host that
+// is down, there is nothing to do for now.
+func (w *World) clusterManager(sid string, s *haService) (more bool) {
+	v := w.haVM(sid)
+	if w.ha[sid] != s || v == nil || !w.hasQuorum() || w.down[v.host] {
+		return false
+	}
+	running := v.proc != nil && !v.proc.paused
+	if s.target != "" && s.target != v.host && s.manager != "error" && !w.down[s.target] {
+		s.manager = "migrate"
+		return true
+	}
+	s.target = ""
+	switch s.state() {
+	case "ignored":
+		s.manager = ""
+	case "started":
+		if s.manager == "error" {
+			return false
+		}
+		s.manager = "started"
+		return !running
+	case "stopped", "disabled":
+		s.manager = map[bool]string{false: "stopped", true: "request_stop"}[running]
+		return running
+	}
+	return false
+}
+
+func (w *World) haVM(sid string) *vm {
+	return w.vms[NumberOr(strings.TrimPrefix(sid, "vm:"), 0)]
+}
+
+// hostManager starts or stops the VM with a task of root's and waits for the task. It retries a failed start
+// max_restart times; then the state is "error".
+func (w *World) hostManager(sid string, s *haService) {
+	w.mu.Lock()
+	v := w.haVM(sid)
+	if w.ha[sid] != s || v == nil || w.down[v.host] {
+		w.mu.Unlock()
+		return
+	}
+	upid := w.order(v, s)
+	w.mu.Unlock()
+	if upid == "" {
+		return
+	}
+	t, _ := w.WaitTask(upid)
+	defer w.mu.changing()()
+	s.target = ""
+	if t.Type != "qmstart" || t.ExitStatus == "OK" || v.proc != nil {
+		s.failed = 0
+		return
+	}
+	if s.failed++; s.failed > NumberOr(s.options["max_restart"], 1) {
+		s.manager, s.failed = "error", 0
+	}
+}
+
+func (w *World) order(v *vm, s *haService) (upid string) {
+	const root = "root@pam"
+	switch {
+	case s.manager == "migrate":
+		return w.migrateVM(root, v.host, MigrateRequest{ID: v.id, Target: s.target, Online: true})
+	case s.manager == "started" && v.proc == nil:
+		return w.startVM(root, v.host, v.id)
+	case s.manager != "request_stop":
+		return ""
+	case s.now:
+		upid = w.stopVM(root, v.host, v.id)
+	default:
+		timeout := time.Duration(s.timeout) * time.Second
+		upid = w.shutdownVM(root, v.host, ShutdownRequest{ID: v.id, Timeout: timeout, ForceStop: true})
+	}
+	s.now, s.timeout = false, 0
+	return upid
+}
+
+// removeHA removes a resource from the configuration; the manager notices in its next round. mu must be held.
+func (w *World) removeHA(sid string) {
+	s := w.ha[sid]
+	delete(w.ha, sid)
+	w.haLeaving[sid] = s
+	w.spawn(func() {
+		w.Delay(clusterRound)
+		defer w.mu.changing()()
+		if w.haLeaving[sid] == s {
+			delete(w.haLeaving, sid)
+		}
+	})
+}
+
+// guestEnded tells HA that a VM's process has ended; mu must be held.
+func (w *World) guestEnded(sid string) {
+	w.manage(sid)
+	s := w.haLeaving[sid]
+	if s == nil || s.manager != "started" {
+		return
+	}
+	w.spawn(func() {
+		w.Delay(hostRound)
+		defer w.mu.changing()()
+		if v := w.haVM(sid); w.haLeaving[sid] == s && v != nil && v.proc == nil && !w.down[v.host] {
+			w.startVM("root@pam", v.host, v.id)
+		}
+	})
+}
+
+// requestHA starts the task of a managed VM's start or stop: the task only asks HA.
+func (w *World) requestHA(user, host string, id int, state string, apply func(*haService)) string {
+	kind, word, command := "hastart", "start", "set vm:%d --state started"
+	if state == "stopped" {
+		kind, word, command = "hastop", "stop", "crm-command stop vm:%d 0"
+	}
+	return w.askHA(kind, user, host, id, fmt.Sprintf("%s for VM %d", word, id), fmt.Sprintf(command, id), func(s *haService) {
+		s.options["state"] = state
+		apply(s)
+	})
+}
+
+func (w *World) askHA(kind, user, host string, id int, what, command string, apply func(*haService)) (upid string) {
+	return w.startTask(host, kind, strconv.Itoa(id), user, func(t *task) error {
+		if err := t.begin(taskTime); err != nil {
+			return err
+		}
+		defer w.mu.changing()()
+		t.logf("Requesting HA %s", what)
+		s := w.ha[haSID(id)]
+		if s == nil || s.manager == "error" || !w.hasQuorum() {
+			return failf("command 'ha-manager %s' failed: exit code 255", command)
+		}
+		apply(s)
+		w.manage(haSID(id))
+		return nil
+	})
 }

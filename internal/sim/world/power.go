@@ -46,15 +46,21 @@ func (w *World) PowerOff(id int) error {
 // Start starts a VM in a task. Only the task checks that the VM exists. For a VM under HA the task only asks HA, and
 // ends long before the VM runs.
 func (w *World) Start(user, host string, id int) (string, error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if err := firstError(w.check(user, vmPath(id), "VM.PowerMgmt"), w.checkQuorum()); err != nil {
+	return w.power(user, host, id, "started", func(*haService) {}, func() string { return w.startVM(user, host, id) })
+}
+
+func (w *World) power(user, host string, id int, state string, ask func(*haService), begin func() string) (upid string, err error) {
+	defer w.mu.changing()()
+	if err := w.check(user, vmPath(id), "VM.PowerMgmt"); err != nil {
+		return "", err
+	}
+	if err := w.checkQuorum(); err != nil && state == "started" {
 		return "", err
 	}
 	if w.haStatus(id).Managed {
-		return w.requestHA(user, host, id, "started", func(*haService) {}), nil
+		return w.requestHA(user, host, id, state, ask), nil
 	}
-	return w.startVM(user, host, id), nil
+	return begin(), nil
 }
 
 // startVM starts the task; mu must be held.
@@ -76,15 +82,7 @@ func (w *World) startVM(user, host string, id int) (upid string) {
 // Stop stops a VM's process in a task; stopping a stopped VM succeeds. For a VM under HA the task only asks HA, as in
 // Start.
 func (w *World) Stop(user, host string, id int) (string, error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if err := w.check(user, vmPath(id), "VM.PowerMgmt"); err != nil {
-		return "", err
-	}
-	if w.haStatus(id).Managed {
-		return w.requestHA(user, host, id, "stopped", func(s *haService) { s.now = true }), nil
-	}
-	return w.stopVM(user, host, id), nil
+	return w.power(user, host, id, "stopped", func(s *haService) { s.now = true }, func() string { return w.stopVM(user, host, id) })
 }
 
 func (w *World) stopVM(user, host string, id int) (upid string) {
@@ -103,15 +101,8 @@ type ShutdownRequest struct {
 
 // Shutdown presses a VM's power button in a task and waits for the guest to power off.
 func (w *World) Shutdown(user, host string, r ShutdownRequest) (string, error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if err := w.check(user, vmPath(r.ID), "VM.PowerMgmt"); err != nil {
-		return "", err
-	}
-	if w.haStatus(r.ID).Managed {
-		return w.requestHA(user, host, r.ID, "stopped", func(s *haService) { s.timeout = int(r.Timeout.Seconds()) }), nil
-	}
-	return w.shutdownVM(user, host, r), nil
+	ask := func(s *haService) { s.timeout = int(r.Timeout.Seconds()) }
+	return w.power(user, host, r.ID, "stopped", ask, func() string { return w.shutdownVM(user, host, r) })
 }
 
 func (w *World) shutdownVM(user, host string, r ShutdownRequest) (upid string) {
@@ -123,12 +114,8 @@ func (w *World) shutdownVM(user, host string, r ShutdownRequest) (upid string) {
 
 // Reset restarts a VM's guest in a task; the process keeps running.
 func (w *World) Reset(user, host string, id int) (string, error) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if err := w.check(user, vmPath(id), "VM.PowerMgmt"); err != nil {
-		return "", err
-	}
-	v, err := w.vmOn(host, id)
+	defer w.mu.changing()()
+	v, err := w.vmFor(user, "VM.PowerMgmt", host, id)
 	if err != nil {
 		return "", err
 	}
@@ -157,16 +144,12 @@ func (w *World) lockedTask(kind, user, host string, id int, act func(*task) erro
 // act with mu held; act may release it meanwhile.
 func (w *World) vmTask(kind, user, host string, id int, act func(*task, *vm) error) (upid string) {
 	return w.lockedTask(kind, user, host, id, func(t *task) error {
-		w.mu.Lock()
-		defer w.mu.Unlock()
+		defer w.mu.changing()()
 		if w.closed {
 			return ErrClosed
 		}
-		v, err := w.vmOn(host, id)
+		v, err := w.unlocked(host, id)
 		if err != nil {
-			return err
-		}
-		if err := v.checkLock(); err != nil {
 			return err
 		}
 		return act(t, v)
@@ -267,7 +250,6 @@ func (idleGuest) Kill()     {}
 
 var _ Guest = idleGuest{}
 
-// kill ends the guest of a process that has ended.
 func (p *process) kill() {
 	<-p.booted
 	p.guest.Kill()
@@ -316,14 +298,7 @@ const HostCores = 16
 
 // checkCPUs checks the processors; only a start makes this check (config_to_command in QemuServer.pm).
 func (v *vm) checkCPUs() error {
-	count := func(key string) int {
-		n, err := strconv.Atoi(v.config[key])
-		if err != nil {
-			return 1
-		}
-		return n
-	}
-	if count("cores")*count("sockets") > HostCores {
+	if NumberOr(v.config["cores"], 1)*NumberOr(v.config["sockets"], 1) > HostCores {
 		return failf("MAX %d vcpus allowed per VM on this node", HostCores)
 	}
 	return nil
@@ -338,7 +313,6 @@ func (s *storage) imageLock(vol *volume, users []reference) error {
 	return failf("start failed: QEMU exited with code 1")
 }
 
-// launchPaused starts a VM's process without a guest.
 func (w *World) launchPaused(v *vm) (*process, error) {
 	p, err := w.launch(v)
 	if err != nil {
@@ -367,10 +341,7 @@ func (w *World) boot(p *process) {
 }
 
 func (w *World) hardware(v *vm, p *process) *Hardware {
-	memory, err := strconv.Atoi(strings.TrimPrefix(v.config["memory"], "current="))
-	if err != nil {
-		memory = 512
-	}
+	memory := NumberOr(strings.TrimPrefix(v.config["memory"], "current="), 512)
 	return &Hardware{
 		VMID: v.id, Name: v.config["name"], Host: v.host, UUID: v.uuid(), Serial: property(v.config["smbios1"], "serial"),
 		MACs: v.macs(), CloudInit: v.cloudInit(), CPU: cmp.Or(v.config["cpu"], "kvm64"), Memory: memory, BootOrder: bootOrder(v.config["boot"]),
@@ -432,8 +403,7 @@ func (v *vm) enrolled() bool {
 
 // drives returns the drives that the guest of process p sees; none once the process has ended.
 func (w *World) drives(v *vm, p *process) []Drive {
-	w.mu.Look()
-	defer w.mu.Unlock()
+	defer w.mu.looking()()
 	if v.proc != p {
 		return nil
 	}
@@ -455,8 +425,7 @@ func (w *World) drives(v *vm, p *process) []Drive {
 // poweredOff ends the process from inside the guest. Kill runs in another goroutine,
 // because the guest may be waiting for us.
 func (w *World) poweredOff(v *vm, p *process) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	if w.endProcess(v, p) {
 		w.spawn(p.kill)
 	}
@@ -535,24 +504,16 @@ type Drive struct {
 
 // AgentInterfaces asks a VM's guest agent for its network interfaces. Without an agent the request times out.
 func (w *World) AgentInterfaces(user, host string, id int) ([]Interface, error) {
-	w.mu.Lock()
-	err := w.check(user, vmPath(id), "VM.GuestAgent.Audit", "VM.GuestAgent.Unrestricted")
-	v, missing := w.vmOn(host, id)
-	w.mu.Unlock()
-	if err != nil {
+	if err := w.Check(user, vmPath(id), "VM.GuestAgent.Audit", "VM.GuestAgent.Unrestricted"); err != nil {
 		return nil, err
 	}
-	if missing != nil {
-		return nil, missing
-	}
-	w.mu.Lock()
-	_, configured := v.config["agent"]
-	running := v.proc != nil
-	w.mu.Unlock()
-	switch {
+	v, err := w.LookupVM(host, id)
+	switch _, configured := v.Config["agent"]; {
+	case err != nil:
+		return nil, err
 	case !configured:
 		return nil, failf("No QEMU guest agent configured")
-	case !running:
+	case !v.Running:
 		return nil, failf("VM %d is not running", id)
 	}
 	list, ok := w.askAgent(id)

@@ -25,7 +25,6 @@ type Protected struct {
 	Held bool
 }
 
-// guarded is a Protected disk with its history.
 type guarded struct {
 	Protected
 	volid   string        // at the time of Protect
@@ -33,7 +32,6 @@ type guarded struct {
 	longest time.Duration // longest earlier time without a name
 }
 
-// checksum returns the SHA-256 of the content that must not change.
 func (p Protected) checksum() string {
 	if p.Identity == nil {
 		return p.Media.SHA256()
@@ -58,11 +56,10 @@ func (w *World) Protect(p Protected) {
 		sum := p.checksum()
 		p.Want = func() string { return sum }
 	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	g := &guarded{Protected: p}
 	w.protected = append(w.protected, g)
-	if places := w.places(p.Media); len(places) > 0 {
+	if places := w.allPlaces()[p.Media]; len(places) > 0 {
 		g.volid = places[0]
 	}
 }
@@ -99,8 +96,7 @@ func (w *World) brokenSoFar() []string {
 
 // Persistent lists the persistent disks by serial.
 func (w *World) Persistent() []DiskState {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	w.noteNames()
 	all, places := w.references(), w.allPlaces()
 	var list []DiskState
@@ -139,7 +135,6 @@ func (w *World) brokenNow(p *guarded, refs []reference, places []string) []strin
 	return list
 }
 
-// runningIn lists the running VMs that have a disk plugged in.
 func runningIn(refs []reference) []int {
 	var running []int
 	for _, r := range refs {
@@ -152,10 +147,6 @@ func runningIn(refs []reference) []int {
 	return running
 }
 
-// places lists the volids with this content.
-func (w *World) places(m *Media) []string { return w.allPlaces()[m] }
-
-// allPlaces lists the volids of each protected content.
 func (w *World) allPlaces() map[*Media][]string {
 	all := make(map[*Media][]string, len(w.protected))
 	for _, p := range w.protected {
@@ -178,7 +169,6 @@ type reference struct {
 	key string
 }
 
-// references lists the configuration keys that name each content's volume.
 func (w *World) references() map[*Media][]reference {
 	all := map[*Media][]reference{}
 	for _, id := range w.vmids() {
@@ -196,32 +186,19 @@ func (w *World) violate(format string, args ...any) {
 	w.violations = append(w.violations, fmt.Sprintf(format, args...))
 }
 
-// violateLoss records that a persistent disk's volume was freed.
-func (w *World) violateLoss(volid string, v *volume) {
+// violateOf notes what happened to the volume of a persistent disk, or only to a holder's.
+func (w *World) violateOf(v *volume, held bool, format, volid string) {
 	for _, p := range w.protected {
-		if p.Media == v.media {
-			w.violate("disk %s: its volume %s was freed", p.Serial, volid)
+		if p.Media == v.media && (p.Held || !held) {
+			w.violate(format, p.Serial, volid)
 		}
 	}
 }
 
-// violateRename records the rename of a volume that others refer to.
-func (w *World) violateRename(volid string, v *volume) {
-	for _, p := range w.protected {
-		if p.Held && p.Media == v.media {
-			w.violate("disk %s: its holder's volume %s was renamed", p.Serial, volid)
-		}
-	}
-}
-
-// violateSharing records the disks of a newly running VM that another running VM has too.
 func (w *World) violateSharing(v *vm) {
-	if v.proc == nil {
-		return
-	}
 	for _, key := range driveKeys(v.config) {
-		_, vol, err := w.volume(driveVolid(key, v.config[key]), v.host)
-		if err != nil || vol.content == "iso" || strings.HasPrefix(key, "unused") {
+		vol := w.volumeNamed(driveVolid(key, v.config[key]), v.host)
+		if v.proc == nil || vol == nil || vol.content == "iso" || strings.HasPrefix(key, "unused") {
 			continue
 		}
 		running := runningIn(w.references()[vol.media])
@@ -278,13 +255,11 @@ func (w *World) Dump(describe func(*Media) string, leaveOut ...Renewed) string {
 	if describe == nil {
 		describe = func(m *Media) string { return m.SHA256()[:16] }
 	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	skip := map[string]bool{}
+	defer w.mu.changing()()
+	d := dumper{skip: map[string]bool{}, describe: describe}
 	for _, r := range leaveOut {
-		skip[r.Name] = true
+		d.skip[r.Name] = true
 	}
-	d := dumper{skip: skip, describe: describe}
 	for _, id := range w.vmids() {
 		w.dumpVM(&d, w.vms[id])
 	}
@@ -292,7 +267,7 @@ func (w *World) Dump(describe func(*Media) string, leaveOut ...Renewed) string {
 		w.dumpStorage(&d, w.storages[id])
 	}
 	w.dumpAccess(&d)
-	if !skip["tasks"] {
+	if !d.skip["tasks"] {
 		for _, t := range w.tasks {
 			d.linef("task %s %s", t.UPID, t.ExitStatus)
 		}
@@ -315,11 +290,7 @@ func (d *dumper) linef(format string, args ...any) {
 }
 
 func (w *World) dumpVM(d *dumper, v *vm) {
-	state := "stopped"
-	if v.proc != nil {
-		state = "running"
-	}
-	d.linef("VM %d on %s: %s, pool %q", v.id, v.host, state, v.pool)
+	d.linef("VM %d on %s: %s, pool %q", v.id, v.host, map[bool]string{true: "running", false: "stopped"}[v.proc != nil], v.pool)
 	section := func(title string, config map[string]string) {
 		for _, key := range slices.SortedFunc(maps.Keys(config), compareKeys) {
 			if !d.skip[key] {
@@ -340,16 +311,11 @@ func (w *World) dumpVM(d *dumper, v *vm) {
 	}
 }
 
-// contentOf adds the content of a drive.
 func (w *World) contentOf(d *dumper, host, key, value string) string {
-	if !isDriveKey(key) {
-		return ""
+	if vol := w.volumeNamed(driveVolid(key, value), host); vol != nil && isDriveKey(key) {
+		return " = " + d.describe(vol.media)
 	}
-	_, vol, err := w.volume(driveVolid(key, value), host)
-	if err != nil {
-		return ""
-	}
-	return " = " + d.describe(vol.media)
+	return ""
 }
 
 func (w *World) dumpStorage(d *dumper, s *storage) {

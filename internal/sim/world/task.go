@@ -4,9 +4,9 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"maps"
 	"regexp"
 	"slices"
-	"strconv"
 	"strings"
 	"time"
 
@@ -42,15 +42,15 @@ type task struct {
 func (w *World) startTask(host, kind, id, user string, run func(*task) error) string {
 	user = cmp.Or(user, "root@pam") // as in a host's shell
 	w.lastPID++
-	now := w.now(host)
+	now, ticks := w.now(host), int(w.uptime(host)/(time.Second/100)) // since the boot (proc_pid_stat(5), starttime)
 	t := &task{world: w, began: time.Now(), stop: make(chan struct{}), done: make(chan struct{})}
 	t.Task = Task{
-		Host: host, Type: kind, ID: id, User: user, PID: 1000 + w.lastPID, PStart: w.ticks(host),
+		Host: host, Type: kind, ID: id, User: user, PID: 1000 + w.lastPID, PStart: ticks,
 		Start: now, Running: true,
 	}
 	t.UPID = fmt.Sprintf("UPID:%s:%08X:%08X:%08X:%s:%s:%s:", host, t.PID, t.PStart, now.Unix(), kind, id, user)
 	w.tasks = append(w.tasks, t)
-	t.failure = w.takeFailure(kind)
+	t.failure = w.takeFailure(func(match string) bool { return match == kind })
 	if !w.spawn(func() { t.finish(run(t)) }) {
 		t.Running, t.ExitStatus, t.End = false, "unexpected status", now
 		close(t.done)
@@ -98,12 +98,8 @@ func (t *task) finish(err error) {
 	default:
 		t.ExitStatus = "OK"
 	}
-	line := "TASK " + t.ExitStatus
-	if err != nil {
-		line = "TASK ERROR: " + t.ExitStatus
-	}
 	if !t.killed {
-		t.Log = append(t.Log, line)
+		t.Log = append(t.Log, map[bool]string{true: "TASK ", false: "TASK ERROR: "}[err == nil]+t.ExitStatus)
 	}
 	t.world.noteNames()
 	close(t.done)
@@ -115,9 +111,7 @@ var vmidPattern = regexp.MustCompile(`\d{3,}`)
 func vmidsIn(id string) []int {
 	var ids []int
 	for _, s := range vmidPattern.FindAllString(id, -1) {
-		if n, err := strconv.Atoi(s); err == nil {
-			ids = append(ids, n)
-		}
+		ids = append(ids, NumberOr(s, 0))
 	}
 	return ids
 }
@@ -143,8 +137,7 @@ func (t *task) logf(format string, args ...any) { t.Log = append(t.Log, fmt.Spri
 
 // printf does the work of logf for callers that don't hold mu.
 func (t *task) printf(format string, args ...any) {
-	t.world.mu.Lock()
-	defer t.world.mu.Unlock()
+	defer t.world.mu.changing()()
 	t.logf(format, args...)
 }
 
@@ -156,8 +149,7 @@ func (t *task) warnf(format string, args ...any) {
 
 // LookupTask reads a task; false if no task has that UPID.
 func (w *World) LookupTask(upid string) (Task, bool) {
-	w.mu.Look()
-	defer w.mu.Unlock()
+	defer w.mu.looking()()
 	t := w.task(upid)
 	if t == nil {
 		return Task{}, false
@@ -167,8 +159,7 @@ func (w *World) LookupTask(upid string) (Task, bool) {
 
 // Tasks lists all tasks, latest first.
 func (w *World) Tasks() []Task {
-	w.mu.Look()
-	defer w.mu.Unlock()
+	defer w.mu.looking()()
 	var list []Task
 	for _, t := range slices.Backward(w.tasks) {
 		list = append(list, t.view())
@@ -187,8 +178,7 @@ func (t *task) kill() {
 
 // KillTask ends a running task's worker, like kill -9.
 func (w *World) KillTask(upid string) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	if t := w.task(upid); t != nil && t.Running {
 		t.kill()
 	}
@@ -196,8 +186,7 @@ func (w *World) KillTask(upid string) {
 
 // StopTask ends a running task.
 func (w *World) StopTask(upid string) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	if t := w.task(upid); t != nil && !t.stopped {
 		t.stopped = true
 		close(t.stop)
@@ -206,13 +195,9 @@ func (w *World) StopTask(upid string) {
 
 // WaitTask waits until a task has ended and returns it.
 func (w *World) WaitTask(upid string) (Task, bool) {
-	w.mu.Lock()
-	t := w.task(upid)
-	w.mu.Unlock()
-	if t == nil {
-		return Task{}, false
+	if t := look(w, func() *task { return w.task(upid) }); t != nil {
+		<-t.done
 	}
-	<-t.done
 	return w.LookupTask(upid)
 }
 
@@ -230,7 +215,6 @@ func (t *task) view() Task {
 	return out
 }
 
-// failure makes the next matching task or request fail.
 type failure struct {
 	match   string
 	message string
@@ -250,8 +234,7 @@ func (w *World) WarnNext(taskType, message string) {
 
 // PendingFailures lists the failures of FailNext, WarnNext and StopNextMove that have not happened yet.
 func (w *World) PendingFailures() (pending []string) {
-	w.mu.Look()
-	defer w.mu.Unlock()
+	defer w.mu.looking()()
 	for _, f := range w.failures {
 		pending = append(pending, f.match+": "+f.message)
 	}
@@ -263,8 +246,7 @@ func (w *World) PendingFailures() (pending []string) {
 
 // NoMoreFailures cancels failures of FailNext, WarnNext, StopNextMove and BusyStorage that have not happened yet.
 func (w *World) NoMoreFailures() {
-	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer w.mu.changing()()
 	w.failures, w.moveStops = nil, nil
 	for _, s := range w.storages {
 		s.busy = 0
@@ -273,22 +255,19 @@ func (w *World) NoMoreFailures() {
 
 // FailRequest consumes and returns the failure for this request; nil if none is pending.
 func (w *World) FailRequest(method, path string) error {
-	w.mu.Look()
-	defer w.mu.Unlock()
-	i := slices.IndexFunc(w.failures, func(f failure) bool {
-		return strings.Contains(f.match, " ") && strings.HasPrefix(method+" "+path, f.match)
+	defer w.mu.looking()()
+	f := w.takeFailure(func(match string) bool {
+		return strings.Contains(match, " ") && strings.HasPrefix(method+" "+path, match)
 	})
-	if i < 0 {
+	if f.match == "" {
 		return nil
 	}
-	message := w.failures[i].message
-	w.failures = slices.Delete(w.failures, i, i+1) // this slice is never handed out
-	return failf("%s", message)
+	return failf("%s", f.message)
 }
 
-// takeFailure consumes and returns the failure for a task of that type; the zero failure if none is pending.
-func (w *World) takeFailure(taskType string) failure {
-	i := slices.IndexFunc(w.failures, func(f failure) bool { return f.match == taskType })
+// takeFailure consumes and returns the first failure of that match; the zero failure if none is pending.
+func (w *World) takeFailure(is func(match string) bool) failure {
+	i := slices.IndexFunc(w.failures, func(f failure) bool { return is(f.match) })
 	if i < 0 {
 		return failure{}
 	}
@@ -302,3 +281,150 @@ func (w *World) FillStorage(id string) { w.ofStorage(id, func(s *storage) { s.fu
 
 // FreeStorage undoes FillStorage.
 func (w *World) FreeStorage(id string) { w.ofStorage(id, func(s *storage) { s.full = false }) }
+
+// ReplicationJob copies a VM's volumes to another host.
+type ReplicationJob struct {
+	ID       string // "101-0": the VMID and a number
+	Guest    int
+	Target   string // the other host
+	Schedule string
+	Comment  string
+	Disabled bool
+	NextSync time.Time // zero: never
+	Running  bool
+	LastSync time.Time // zero: none yet
+	Fails    int       // since then
+	Error    string    // of the latest failure
+	done     *replicated
+}
+
+// BackupJob is an entry of the cluster's backup schedule.
+type BackupJob struct {
+	ID       string // "backup-1f2e3d4c-5b6a"
+	Disabled bool
+	Schedule string
+	Storage  string
+	All      bool
+	VMIDs    []int
+	Exclude  []int  // of All
+	Pool     string // instead of All and VMIDs
+	Host     string // runs on that host only
+	Mode     string // "snapshot", "suspend", "stop"
+	NextRun  time.Time
+	Comment  string
+}
+
+func (w *World) AddReplication(j ReplicationJob) {
+	w.set(func() { w.replication = append(w.replication, j) })
+}
+
+func (w *World) RemoveReplication(id string) {
+	w.set(func() {
+		w.replication = slices.DeleteFunc(w.replication, func(j ReplicationJob) bool { return j.ID == id })
+	})
+}
+
+func (w *World) Replication() []ReplicationJob { return cloned(w, &w.replication) }
+
+// replicates returns the first job that replicates a VM; "" if no job does.
+func (w *World) replicates(vmid int) string {
+	for _, j := range w.replication {
+		if j.Guest == vmid {
+			return j.ID
+		}
+	}
+	return ""
+}
+
+// AddBackupJob adds an entry to the backup schedule. It never runs on its own: see StartBackup.
+func (w *World) AddBackupJob(j BackupJob) { w.set(func() { w.backups = append(w.backups, j) }) }
+
+// RemoveBackupJob removes an entry from the backup schedule.
+func (w *World) RemoveBackupJob(id string) {
+	w.set(func() { w.backups = slices.DeleteFunc(w.backups, func(j BackupJob) bool { return j.ID == id }) })
+}
+
+func (w *World) BackupJobs() []BackupJob { return cloned(w, &w.backups) }
+
+func (w *World) purgeJobs(vmid int) {
+	w.replication = slices.DeleteFunc(w.replication, func(j ReplicationJob) bool { return j.Guest == vmid })
+	for i := range w.backups {
+		other := func(id int) bool { return id == vmid }
+		w.backups[i].VMIDs = slices.DeleteFunc(slices.Clone(w.backups[i].VMIDs), other)
+		w.backups[i].Exclude = slices.DeleteFunc(slices.Clone(w.backups[i].Exclude), other)
+	}
+}
+
+// replicated is a job's state: the target's snapshot of each volume, by the volume's name at that time.
+type replicated struct {
+	remote map[string]int64
+	syncs  int64
+}
+
+// RunReplication runs a VM's job once, like pvesr: the job fails if the target has a different volume of the same
+// name (pve-guest-common, Replication.pm, find_common_replication_snapshot).
+func (w *World) RunReplication(id string) error {
+	defer w.mu.changing()()
+	i := slices.IndexFunc(w.replication, func(j ReplicationJob) bool { return j.ID == id })
+	if i < 0 {
+		return failf("no such replication job '%s'", id)
+	}
+	j := &w.replication[i]
+	err := w.replicate(j)
+	if err != nil {
+		j.Fails, j.Error = j.Fails+1, err.Error()
+		return err
+	}
+	j.Fails, j.Error, j.LastSync = 0, "", time.Now()
+	return nil
+}
+
+func (w *World) replicate(j *ReplicationJob) error {
+	v := w.vms[j.Guest]
+	if v == nil {
+		return failf("no such guest '%d'", j.Guest)
+	}
+	volumes, err := w.replicatable(v)
+	if err != nil {
+		return err
+	}
+	if j.done == nil {
+		j.done = &replicated{remote: map[string]int64{}}
+	}
+	for _, volid := range slices.Sorted(maps.Keys(volumes)) {
+		have, there := j.done.remote[volid]
+		if there && volumes[volid].synced[j.ID] != have {
+			return failf("No common base snapshot on volume(s) %s\nPlease remove the problematic volume(s) from the replication target or delete and re-create the whole job %s", volid, j.ID)
+		}
+	}
+	j.done.syncs++
+	clear(j.done.remote) // the target removes volumes that the VM no longer has (prepare_local_job)
+	for volid, vol := range volumes {
+		if vol.synced == nil {
+			vol.synced = map[string]int64{}
+		}
+		vol.synced[j.ID], j.done.remote[volid] = j.done.syncs, j.done.syncs
+	}
+	return nil
+}
+
+// replicatable does the work of get_replicatable_volumes (qemu-server, QemuConfig.pm).
+func (w *World) replicatable(v *vm) (map[string]*volume, error) {
+	out := map[string]*volume{}
+	for _, d := range drivesIn(v.config) {
+		if d.cdrom() || slices.Contains([]string{"0", "off", "no", "false"}, strings.ToLower(cmp.Or(d.options["replicate"], "1"))) {
+			continue
+		}
+		s, vol, err := w.volume(d.volid, v.host)
+		switch {
+		case err != nil:
+			return nil, err
+		case s.Shared || volumeOwner(vol.name) != v.id:
+		case !s.replicates():
+			return nil, failf("missing replicate feature on volume '%s'", d.volid)
+		default:
+			out[d.volid] = vol
+		}
+	}
+	return out, nil
+}

@@ -10,7 +10,6 @@ import (
 	"github.com/recast-sh/recast/internal/sim/world"
 )
 
-// inWorld runs a test in a world with one host and two storages.
 func inWorld(t *testing.T, o world.Options, run func(*testing.T, *world.World)) {
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
@@ -34,21 +33,17 @@ func inEachWorld[T any](t *testing.T, rows map[string]T, run func(*testing.T, *w
 	}
 }
 
-// end waits for a task.
 func end(t *testing.T, w *world.World, upid string, err error) string {
 	t.Helper()
 	must.Do(t, err)
 	task, ok := w.WaitTask(upid)
-	if !ok {
-		t.Fatalf("no task %s", upid)
-	}
+	must.Never(t, !ok, "no task %s", upid)
 	return task.ExitStatus
 }
 
 func config(t *testing.T, w *world.World, id int) map[string]string {
 	t.Helper()
-	vm, err := w.LookupVM("pve1", id)
-	must.Do(t, err)
+	vm := must.Get(w.LookupVM("pve1", id))(t)
 	for _, key := range []string{"vmgenid", "smbios1", "meta"} {
 		delete(vm.Config, key)
 	}
@@ -93,9 +88,8 @@ func TestBadDrives(t *testing.T) {
 	}
 	inEachWorld(t, tests, func(t *testing.T, w *world.World, test row) {
 		err := w.DefineVM("pve1", 200, map[string]string{"scsi0": test.value}, nil)
-		if want := "define VM 200: " + test.want; err == nil || err.Error() != want {
-			t.Errorf("%v, want %s", err, want)
-		}
+		want := "define VM 200: " + test.want
+		must.Not(t, err == nil || err.Error() != want, "%v, want %s", err, want)
 	})
 }
 
@@ -106,13 +100,10 @@ func TestFullStorage(t *testing.T) {
 		change := world.ChangeRequest{ID: 200, Set: map[string]string{"scsi1": "fast:1"}}
 		w.FillStorage("fast")
 		err := w.SetConfig("", "pve1", change)
-		if err == nil || !strings.HasSuffix(err.Error(), "No space left on device") {
-			t.Errorf("%v", err)
-		}
+		must.Not(t, err == nil || !strings.HasSuffix(err.Error(), "No space left on device"), "%v", err)
 		upid, err := w.Resize("", "pve1", world.ResizeRequest{ID: 200, Disk: "scsi0", Size: "+1G"})
-		if got := end(t, w, upid, err); !strings.HasSuffix(got, "No space left on device") {
-			t.Error(got)
-		}
+		got := end(t, w, upid, err)
+		must.Not(t, !strings.HasSuffix(got, "No space left on device"), "%v", got)
 		w.FreeStorage("fast")
 		must.Do(t, w.SetConfig("", "pve1", change))
 	})
@@ -127,8 +118,7 @@ func TestFailedChange(t *testing.T) {
 		must.Do(t, w.DefineVM("pve1", 200, map[string]string{"memory": "512", "scsi0": "fast:1"}, nil))
 		change := world.ChangeRequest{ID: 200, Set: map[string]string{"memory": "1024", "scsi1": "fast:1", "scsi2": "fast:2000", "tags": "late"}}
 		must.Equal(t, "more than there is", false, w.SetConfig("", "pve1", change) == nil)
-		vm, err := w.LookupVM("pve1", 200)
-		must.Do(t, err)
+		vm := must.Get(w.LookupVM("pve1", 200))(t)
 		pending := map[string]string{"memory": "1024", "scsi1": "fast:200/vm-200-disk-1.raw,size=1G"}
 		must.Equal(t, "Pending", pending, vm.Pending)
 		must.Do(t, w.PowerOn(200))
@@ -148,9 +138,8 @@ func TestTwoRunningVMsOnOneDisk(t *testing.T) {
 		must.Do(t, w.DefineVM("pve1", 201, map[string]string{"scsi3": "thin:vm-200-disk-0"}, nil))
 		w.Protect(world.Protected{Serial: "d", Media: data})
 		must.Do(t, w.PowerOn(200))
-		if got := w.Violations(); got != nil {
-			t.Fatal(got)
-		}
+		got := w.Violations()
+		must.Never(t, got != nil, "%v", got)
 		must.Do(t, w.PowerOn(201))
 		data.Write([]byte("ruined"))
 		want := []string{
@@ -195,9 +184,7 @@ func TestHotplug(t *testing.T) {
 		must.Do(t, w.PowerOn(200))
 		before := config(t, w, 200)[test.key]
 		err := w.SetConfig("", "pve1", world.ChangeRequest{ID: 200, Set: map[string]string{test.key: test.value}})
-		if (err != nil) != test.refused {
-			t.Fatal(err)
-		}
+		must.Never(t, (err != nil) != test.refused, "%v", err)
 		must.Equal(t, "applied at once", test.now, config(t, w, 200)[test.key] != before)
 		must.Do(t, w.PowerOff(200))
 		must.Equal(t, "not applied after the stop", false, config(t, w, 200)[test.key] == before)
@@ -238,8 +225,7 @@ func (c *clock) Shutdown()                           {}
 func (c *clock) Kill()                               { c.killed++ }
 
 func TestReset(t *testing.T) {
-	t.Parallel()
-	synctest.Test(t, func(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
 		c := &clock{}
 		w := world.New(world.Options{Speed: 10})
 		w.AddHost("pve1")
@@ -264,17 +250,14 @@ func TestAgent(t *testing.T) {
 	inWorld(t, world.Options{Agent: answer}, func(t *testing.T, w *world.World) {
 		must.Do(t, w.DefineVM("pve1", 200, map[string]string{"agent": "1"}, nil))
 		must.Do(t, w.DefineVM("pve1", 201, map[string]string{}, nil))
-		if _, err := w.AgentInterfaces("", "pve1", 201); err == nil || err.Error() != "No QEMU guest agent configured" {
-			t.Error(err)
-		}
+		_, err := w.AgentInterfaces("", "pve1", 201)
+		must.Not(t, err == nil || err.Error() != "No QEMU guest agent configured", "%v", err)
 		must.Do(t, w.PowerOn(200))
-		got, err := w.AgentInterfaces("", "pve1", 200)
-		must.Do(t, err)
+		got := must.Get(w.AgentInterfaces("", "pve1", 200))(t)
 		must.Equal(t, "got", want, got)
 	})
 }
 
-// plug is a firmware that records the hardware of its VM.
 type plug struct{ hw world.Hardware }
 
 func (p *plug) PowerOn(hw *world.Hardware) world.Guest { p.hw = *hw; return p }
@@ -324,4 +307,141 @@ func TestChanges(t *testing.T) {
 			t.Error("that a guest ends counts for nothing")
 		}
 	})
+}
+
+// TestPermissions follows pve-access-control: AccessControl.pm, roles, and RPCEnvironment.pm, $compile_acl_path.
+func TestPermissions(t *testing.T) {
+	t.Parallel()
+	const user, token = "recast@pve", "recast@pve!lab"
+	at := func(path, who, role string, propagate bool) world.ACL {
+		return world.ACL{Path: path, Who: who, Role: role, Propagate: propagate}
+	}
+	admin := at("/", user, world.Administrator, true)
+	type row struct {
+		acls []world.ACL
+		path string
+		want map[string]bool
+	}
+	must.Bubbles(t, map[string]row{
+		"nothing":                                 {nil, "/vms", map[string]bool{}},
+		"a token has not what its user has":       {[]world.ACL{admin}, "/vms", map[string]bool{}},
+		"nor what its user has not":               {[]world.ACL{at("/", token, "Look", true)}, "/vms", map[string]bool{}},
+		"both":                                    {[]world.ACL{admin, at("/", token, "Look", true)}, "/vms", map[string]bool{"VM.Audit": true}},
+		"a path that does not exist":              {[]world.ACL{admin, at("/vms", token, "Look", true)}, "/vms/777", map[string]bool{"VM.Audit": true}},
+		"without propagation at its path":         {[]world.ACL{admin, at("/vms", token, "Look", false)}, "/vms", map[string]bool{"VM.Audit": false}},
+		"and not below":                           {[]world.ACL{admin, at("/vms", token, "Look", false)}, "/vms/777", map[string]bool{}},
+		"and what is above goes on":               {[]world.ACL{admin, at("/", token, "Look", true), at("/vms", token, "Work", false)}, "/vms/777", map[string]bool{"VM.Audit": true}},
+		"the user's may not propagate":            {[]world.ACL{at("/vms", user, "Look", false), at("/vms", token, "Look", true)}, "/vms", map[string]bool{"VM.Audit": false}},
+		"an entry takes the place of those above": {[]world.ACL{admin, at("/vms", token, "Look", true), at("/vms/777", token, "Work", true)}, "/vms/777", map[string]bool{"VM.PowerMgmt": true}},
+		"two at one path add up":                  {[]world.ACL{admin, at("/vms", token, "Look", true), at("/vms", token, "Work", false)}, "/vms", map[string]bool{"VM.Audit": true, "VM.PowerMgmt": false}},
+		"NoAccess wins at its path":               {[]world.ACL{admin, at("/vms", token, "Look", true), at("/vms", token, world.NoAccess, true)}, "/vms", map[string]bool{}},
+		"NoAccess at a lower path":                {[]world.ACL{admin, at("/vms", token, "Look", true), at("/vms/777", token, world.NoAccess, true)}, "/vms/777", map[string]bool{}},
+		"a member of a pool":                      {[]world.ACL{admin, at("/pool/talos", token, "Work", true)}, "/vms/100", map[string]bool{"VM.PowerMgmt": false}},
+		"no member":                               {[]world.ACL{admin, at("/pool/talos", token, "Work", true)}, "/vms/101", map[string]bool{}},
+		"both by pool and by itself":              {[]world.ACL{admin, at("/pool/talos", token, "Work", true), at("/vms", token, "Look", true)}, "/vms/100", map[string]bool{"VM.PowerMgmt": false, "VM.Audit": true}},
+		"NoAccess on the pool":                    {[]world.ACL{admin, at("/pool/talos", token, world.NoAccess, true), at("/vms", token, "Look", true)}, "/vms/100", map[string]bool{}},
+		"a pool does not help NoAccess":           {[]world.ACL{admin, at("/pool/talos", token, "Work", true), at("/vms", token, world.NoAccess, true)}, "/vms/100", map[string]bool{}},
+	}, func(t *testing.T, tc row) {
+		w := pooled(t)
+		defer w.Close()
+		w.AddRole("Look", "VM.Audit")
+		w.AddRole("Work", "VM.PowerMgmt")
+		w.AddToken(world.Token{ID: token, Privsep: true})
+		for _, a := range tc.acls {
+			w.Grant(a)
+		}
+		must.Equal(t, "Permissions", tc.want, w.Permissions(token, tc.path))
+		listed, found := w.EffectivePermissions(token)[tc.path]
+		must.Not(t, found && len(tc.want) == 0, "the list of all has %s, where nothing is held: %v", tc.path, listed)
+	})
+}
+
+// pooled is a world with VM 100 in the pool talos, and VM 101 in none.
+func pooled(t *testing.T) *world.World {
+	t.Helper()
+	w := world.New(world.Options{})
+	w.AddHost("pve1")
+	w.AddPool("talos")
+	for id, pool := range map[int]string{100: "talos", 101: ""} {
+		_, err := w.CreateVM("", "pve1", world.CreateRequest{ID: id, Pool: pool, Config: map[string]string{"memory": "16"}})
+		must.Never(t, err != nil, "%v", err)
+	}
+	w.Delay(time.Minute) // until their tasks end
+	return w
+}
+
+func TestTokensOfUsers(t *testing.T) {
+	t.Parallel()
+	w := world.New(world.Options{})
+	defer w.Close()
+	w.AddRole("Look", "VM.Audit")
+	w.AddToken(world.Token{ID: "a@pve!full"})
+	w.AddToken(world.Token{ID: "root@pam!small", Privsep: true})
+	w.Grant(world.ACL{Path: "/vms", Who: "a@pve", Role: "Look", Propagate: true})
+	w.Grant(world.ACL{Path: "/vms", Who: "root@pam!small", Role: "Look", Propagate: true})
+	w.Grant(world.ACL{Path: "/vms", Who: "a@pve!gone", Role: "Look", Propagate: true})
+	look := map[string]bool{"VM.Audit": true}
+	for id, want := range map[string]map[string]bool{"a@pve!full": look, "a@pve": look, "root@pam!small": look, "a@pve!gone": {}} {
+		must.Equal(t, id, want, w.Permissions(id, "/vms"))
+	}
+	want := map[string]map[string]bool{"/vms": look}
+	must.Equal(t, "EffectivePermissions", want, w.EffectivePermissions("a@pve"))
+}
+
+func TestRegisteredTags(t *testing.T) {
+	must.Bubble(t, func(t *testing.T) {
+		const user = "a@pve"
+		w := pooled(t)
+		defer w.Close()
+		w.AddRole("Work", "VM.Audit", "VM.Allocate", "VM.Config.Options")
+		w.AddRole("Rule", "Sys.Modify")
+		w.Grant(world.ACL{Path: "/vms", Who: user, Role: "Work", Propagate: true})
+		w.RegisterTags("gold")
+		tag := func(who, tags string) error {
+			return w.SetConfig(who, "pve1", world.ChangeRequest{ID: 100, Set: map[string]string{"tags": tags}})
+		}
+		for _, step := range []struct{ who, tags, want string }{
+			{user, "mine", ""},
+			{user, "mine;gold", "Permission check failed (/, Sys.Modify for modifying tag 'gold')"},
+			{"", "mine;gold", ""},
+			{user, "other;gold", ""}, // unchanged
+			{user, "other", "Permission check failed (/, Sys.Modify for modifying tag 'gold')"},
+		} {
+			must.Equal(t, "sets", step.want, message(tag(step.who, step.tags)))
+		}
+		must.Equal(t, "AllowedTags", []string{"other"}, w.AllowedTags(user))
+		w.Grant(world.ACL{Path: "/", Who: user, Role: "Rule"})
+		must.Equal(t, "AllowedTags", []string{"gold", "other"}, w.AllowedTags(user))
+		must.Equal(t, "message", "", message(tag(user, "other")))
+	})
+}
+
+func message(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
+
+func TestFreeingAMissingVolume(t *testing.T) {
+	t.Parallel()
+	for kind, forgiven := range map[string]bool{"dir": true, "lvmthin": true, "zfspool": true, "lvm": false, "rbd": false} {
+		t.Run(kind, func(t *testing.T) {
+			must.Bubble(t, func(t *testing.T) {
+				w := world.New(world.Options{})
+				defer w.Close()
+				w.AddHost("pve1")
+				w.AddStorage(world.Storage{ID: "data", Type: kind, Content: []string{"images"}})
+				must.Do(t, w.DefineVM("pve1", 100, map[string]string{"unused0": "data:1"}, nil))
+				volid := w.VMs()[0].Config["unused0"]
+				upid, err := w.DeleteVolume("root@pam", "pve1", volid)
+				must.Do(t, err)
+				task, _ := w.WaitTask(upid)
+				must.Never(t, task.ExitStatus != "OK", "%v", task.ExitStatus)
+				err = w.SetConfig("root@pam", "pve1", world.ChangeRequest{ID: 100, Delete: []string{"unused0"}})
+				must.Not(t, forgiven != (err == nil) || err != nil && !strings.Contains(err.Error(), "does not exist"),
+					"drop unused0: %v", err)
+			})
+		})
+	}
 }

@@ -318,7 +318,6 @@ func (c *Controller) resource(v *Volume, node string, k *Copy) object {
 	return r
 }
 
-// peers returns the nodes with a resource.
 func (v *Volume) peers() []string {
 	var names []string
 	for _, k := range v.Copies {
@@ -359,7 +358,6 @@ func (c *Controller) evict(due func(key string, d time.Duration) bool) {
 	}
 }
 
-// property returns a property of the node, or else of the controller.
 func (c *Controller) property(node, key, otherwise string) string {
 	for _, props := range []map[string]string{c.ofNode[node], c.props} {
 		if value, set := props[key]; set {
@@ -389,7 +387,6 @@ func (c *Controller) replace(v *Volume, node string) {
 	}
 }
 
-// answer returns an ApiCallRc.
 func answer(code int64, message string) []object {
 	return []object{{"ret_code": code, "message": message}}
 }

@@ -67,14 +67,6 @@ func (c *ControlPlane) AddVolume(v Volume) { c.change(func() { c.volumes = appen
 // DisableHA keeps targets from moving away from a lost node (--disable-ha of agent-core).
 func (c *ControlPlane) DisableHA() { c.change(func() { c.noHA = true }) }
 
-// Served reports whether the pods that use a volume reach the volume.
-func (c *ControlPlane) Served(volume string) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	i := slices.IndexFunc(c.volumes, func(v *Volume) bool { return v.UUID == volume })
-	return c.healthy(c.volumes[i]) > 0 && c.up[c.target(c.volumes[i])]
-}
-
 // target returns the node of a volume's nexus.
 func (c *ControlPlane) target(v *Volume) string {
 	target := cmp.Or(v.Target, v.Replicas[0].Node)

@@ -255,7 +255,6 @@ func docs(of any) map[string]string {
 
 const metaV1 = "io.k8s.apimachinery.pkg.apis.meta.v1."
 
-// describe adds the paths of a resource whose objects have that model.
 func describe(paths object, r store.Resource, model string) {
 	all, in := "/"+Path(r.GroupVersion())+"/"+r.Resource, []object{}
 	if r.Namespaced {
@@ -269,7 +268,6 @@ func describe(paths object, r store.Resource, model string) {
 		"parameters": in,
 		"get":        operation(r, "list", "list or watch objects of kind "+r.Kind, model+"List", selecting...),
 		"post":       create,
-		"delete":     operation(r, "deletecollection", "delete collection of "+r.Kind, metaV1+"Status", selecting...),
 	}
 	one := append(slices.Clone(in), inPath("name"))
 	paths[all+"/{name}"] = item(r, model, one)
@@ -280,7 +278,6 @@ func describe(paths object, r store.Resource, model string) {
 	}
 }
 
-// item returns the operations on one object.
 func item(r store.Resource, model string, parameters []object) object {
 	replace := operation(r, "put", "replace the specified "+r.Kind, model, writing...)
 	replace["requestBody"] = body(model, "*/*")
