@@ -266,7 +266,7 @@ var table = []row{
 		"internal/sim/...", "internal/heap", "github.com/google/go-cmp/...", "github.com/rogpeppe/go-internal/testscript/...",
 	}},
 	{pkg: "internal/sim/...", files: tests, allow: []string{
-		factory, talosDial, clientGo, drain, k8sAPI, apimachine, ggcr, grpc, cosi, machinery,
+		factory, talosDial, proxmox, clientGo, drain, k8sAPI, apimachine, ggcr, grpc, cosi, machinery,
 	}},
 	{pkg: "internal/sim/simtest", files: tests, allow: []string{"...", "github.com/rogpeppe/go-internal/txtar"}},
 	{pkg: "internal/kube", files: tests, allow: []string{k8sAPI, apimachine}},

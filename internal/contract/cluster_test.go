@@ -138,9 +138,10 @@ func TestNoQuorum(t *testing.T) {
 			s.sim.world.SetQuorum(true)
 		})
 	}
-	inIsolation("reads and uploads work", func(t *testing.T, s *server, id int) {
+	inIsolation("reads, logins and uploads work", func(t *testing.T, s *server, id int) {
 		s.get(s.vm(id, "config"))
 		s.uploadOK(iso(), file(s.isoName(), "bytes"))
+		s.login("correct-horse")
 		for _, r := range s.rows("/cluster/status") {
 			must.Not(t, r["type"] == "cluster" && text(r["quorate"]) != "0", "%v", r)
 		}

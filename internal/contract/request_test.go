@@ -76,6 +76,11 @@ func TestErrors(t *testing.T) {
 		wantRefusal(t, s.do(http.MethodPut, "/version"), "501 Method 'PUT /version' not implemented", nil)
 		wantRefusal(t, s.do(http.MethodPatch, "/version"), "501 method 'PATCH' not available", nil)
 	})
+	story(t, "some calls want a person", 0, func(t *testing.T, s *server) {
+		got := s.do(http.MethodPut, "/access/password", "userid=nobody@pve", "password=correct-horse")
+		must.Not(t, got.Code != http.StatusForbidden ||
+			!strings.Contains(got.Status, "not available with API token, need proper ticket"), "%v", got.Status)
+	})
 	story(t, "a storage that is not there", 0, func(t *testing.T, s *server) {
 		s.holds("/storage/nosuch", "Datastore.Audit")
 		wantRefusal(t, s.do(http.MethodGet, "/nodes/"+s.place.node+"/storage/nosuch/content"), "500 storage 'nosuch' does not exist", nil)
@@ -201,6 +206,63 @@ func TestProxying(t *testing.T) {
 	})
 }
 
+// login gets a ticket of a person and the header that goes with it.
+func (s *server) login(password string) (ticket, csrf string) {
+	s.t.Helper()
+	s.sim.world.SetPassword("contract@pve", "correct-horse")
+	got := s.as("", http.MethodPost, "/access/ticket", "username=contract@pve", "password="+password)
+	if got.Code != http.StatusOK {
+		s.t.Fatal(got.Status)
+	}
+	data := object(s.t, got.Data)
+	return text(data["ticket"]), text(data["CSRFPreventionToken"])
+}
+
+func (s *server) withTicket(method, path, ticket, csrf string, body string) reply {
+	s.t.Helper()
+	req := s.request("", method, path, "application/x-www-form-urlencoded", []byte(body))
+	req.AddCookie(&http.Cookie{Name: "PVEAuthCookie", Value: url.QueryEscape(ticket)})
+	if csrf != "" {
+		req.Header.Set("CSRFPreventionToken", csrf)
+	}
+	return s.send(req)
+}
+
+// TestTickets: how people and clients with passwords authenticate.
+func TestTickets(t *testing.T) {
+	story(t, "a wrong password", 0, func(t *testing.T, s *server) {
+		began := time.Now()
+		got := s.as("", http.MethodPost, "/access/ticket", "username=nobody@pve", "password=wrong")
+		must.Not(t, got.Code != http.StatusUnauthorized || s.sim != nil && got.Status != "401 authentication failure",
+			"%v", got.Status)
+		wantTook(t, began, 2900*time.Millisecond, 0)
+	})
+	story(t, "reads need only the cookie, changes the header too", simulated, func(t *testing.T, s *server) {
+		ticket, csrf := s.login("correct-horse")
+		id := s.newVM()
+		same(t, http.StatusOK, s.withTicket(http.MethodGet, s.vm(id, "config"), ticket, "", "").Code)
+		for header, want := range map[string]string{
+			"": "401 Permission denied - invalid csrf token", ticket: "401 Permission denied - invalid csrf token", csrf: "200 OK",
+		} {
+			same(t, want, s.withTicket(http.MethodPut, s.vm(id, "config"), ticket, header, "cores=2").Status)
+		}
+	})
+	story(t, "uploads need no header", simulated, func(t *testing.T, s *server) {
+		ticket, _ := s.login("correct-horse")
+		req := s.request("", http.MethodPost, "/nodes/pve1/storage/local/upload", multipart, form(iso(), file(s.isoName(), "bytes")))
+		req.AddCookie(&http.Cookie{Name: "PVEAuthCookie", Value: ticket})
+		wantExit(t, s.wait(s.send(req)), "OK")
+	})
+	story(t, "last two hours, and buy the next one", simulated, func(t *testing.T, s *server) {
+		ticket, _ := s.login("correct-horse")
+		time.Sleep(2 * time.Hour)
+		next, _ := s.login(ticket)
+		time.Sleep(time.Second)
+		same(t, "401 permission denied - invalid PVE ticket", s.withTicket(http.MethodGet, "/version", ticket, "", "").Status)
+		same(t, "200 OK", s.withTicket(http.MethodGet, "/version", next, "", "").Status)
+	})
+}
+
 // unknownUPID is a valid UPID of no task.
 func unknownUPID(node string) string {
 	return "UPID:" + node + ":00000001:00000001:00000001:qmstart:100:nobody@pve:"
@@ -319,6 +381,23 @@ func TestUnknownTask(t *testing.T) {
 			s.wantForbidden(http.MethodGet, taskPath(s.place.node, upid)+what, " (/nodes/"+s.place.node+", Sys.Audit)")
 		}
 		same(t, 0, len(list(t, s.poor(http.MethodGet, "/nodes/"+s.place.node+"/tasks").Data)))
+	})
+}
+
+// TestWhoseTask: a user owns the tasks of all their tokens, a token only its own.
+func TestWhoseTask(t *testing.T) {
+	run(t, simulated, func(t *testing.T, s *server) {
+		s.sim.world.Revoke(world.ACL{Path: "/", Who: "contract@pve", Role: world.Administrator, Propagate: true})
+		s.sim.world.AddRole("Power", "VM.PowerMgmt")
+		for _, who := range []string{"contract@pve", simToken} {
+			s.sim.world.Grant(world.ACL{Path: "/vms", Who: who, Role: "Power", Propagate: true})
+		}
+		ticket, csrf := s.login("correct-horse")
+		const stop = "/nodes/pve1/qemu/90000/status/stop"
+		users, tokens := text(s.withTicket(http.MethodPost, stop, ticket, csrf, "").Data), text(s.do(http.MethodPost, stop).Data)
+		same(t, "200 OK", s.withTicket(http.MethodGet, taskPath("pve1", tokens)+"/status", ticket, csrf, "").Status)
+		got := s.do(http.MethodGet, taskPath("pve1", users)+"/status")
+		wantRefusal(t, got, "403 Permission check failed (/nodes/pve1, Sys.Audit)", nil)
 	})
 }
 

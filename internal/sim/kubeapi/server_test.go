@@ -34,8 +34,10 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 	utilnet "k8s.io/apimachinery/pkg/util/net"
 	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/recast-sh/recast/internal/sim/kubeapi"
@@ -771,4 +773,26 @@ func podsOn(t *testing.T, c kubernetes.Interface, node string) []string {
 		names = append(names, name)
 	}
 	return names
+}
+
+func TestInformer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLab(t, "wk1")
+		c := l.client(t, "system:masters")
+		ctx, cancel := context.WithCancel(t.Context())
+		f := informers.NewSharedInformerFactory(c, 0)
+		nodes := f.Core().V1().Nodes()
+		informer := nodes.Informer()
+		f.Start(ctx.Done())
+		if !cache.WaitForCacheSync(ctx.Done(), informer.HasSynced) {
+			t.Fatal("informer did not sync")
+		}
+		time.Sleep(10 * time.Second)
+		n, err := nodes.Lister().Get("wk1")
+		if err != nil || n.Status.NodeInfo.BootID != "boot-1-wk1" || len(n.Spec.Taints) != 0 {
+			t.Errorf("informer's node = %+v, %v", n, err)
+		}
+		cancel()
+		f.Shutdown()
+	})
 }

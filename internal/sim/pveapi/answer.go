@@ -234,8 +234,12 @@ func taskRoutes() []route {
 	}
 }
 
-// ownsTask reports whether a task is the caller's own: a token owns its tasks (Tasks.pm).
-func (c *call) ownsTask(t world.Task) bool { return c.user == t.User }
+// ownsTask reports whether a task is the caller's own: a token owns its tasks; a user also owns the tasks of all
+// their tokens (Tasks.pm).
+func (c *call) ownsTask(t world.Task) bool {
+	owner, _, _ := strings.Cut(t.User, "!")
+	return c.user == t.User || c.user == owner
+}
 
 // upid returns the path's task; found is false if the node has no such task.
 func (c *call) upid() (t world.Task, found bool, err error) {

@@ -663,43 +663,130 @@ func queryURLMetadata(c *call) (any, error) {
 	return out, nil
 }
 
-// authenticate does the work of auth_handler of HTTPServer.pm for API tokens: recast has no tickets. The permission to
-// upload is checked before the file is read.
+// authenticate does the work of auth_handler of HTTPServer.pm: it accepts a ticket in the cookie, with a CSRF
+// prevention token for changes, or else an API token. The permission to upload is checked before the file is read.
 func (s *Server) authenticate(r *http.Request, q request) (user string, err error) {
-	token := credential(r.Header.Get("Authorization"))
-	if token == "" {
+	if q.open() {
+		return "", nil
+	}
+	ticket := credential(r, "PVEAuthCookie")
+	token := credential(r, "PVEAPIToken")
+	switch {
+	case ticket != "":
+		if user, err = s.world.VerifyTicket(ticket); err != nil {
+			return "", err
+		}
+	case token != "":
+		i := strings.LastIndex(token, "=")
+		if i < 0 {
+			return "", unauthorized("no tokenid specified")
+		}
+		user = token[:i]
+		if err := s.world.VerifyToken(user, token[i+1:]); err != nil {
+			return "", err
+		}
+	default:
 		return "", unauthorized("No ticket")
-	}
-	i := strings.LastIndex(token, "=")
-	if i < 0 {
-		return "", unauthorized("no tokenid specified")
-	}
-	user = token[:i]
-	if err := s.world.VerifyToken(user, token[i+1:]); err != nil {
-		return "", err
 	}
 	if q.isUpload() {
 		return user, s.world.Check(user, "/storage/"+q.path[3], "Datastore.AllocateTemplate")
 	}
+	if ticket != "" && q.method != http.MethodGet {
+		return user, s.world.VerifyCSRF(user, r.Header.Get("CSRFPreventionToken"))
+	}
 	return user, nil
+}
+
+func (q *request) open() bool {
+	path := "/" + strings.Join(q.path, "/")
+	return path == "/access/ticket" && (q.method == http.MethodGet || q.method == http.MethodPost)
 }
 
 func unauthorized(message string) error {
 	return &world.Error{Status: http.StatusUnauthorized, Message: message}
 }
 
-// credential reads "PVEAPIToken=value" or "PVEAPIToken:value".
-func credential(header string) string {
-	for part := range strings.SplitSeq(header, ";") {
-		value, ok := strings.CutPrefix(strings.TrimSpace(part), "PVEAPIToken")
-		if !ok || value == "" || value[0] != '=' && value[0] != ':' {
+// credential reads "name=value" or "name:value" from the cookie, or else from the Authorization header.
+func credential(r *http.Request, name string) string {
+	for _, header := range []string{"Cookie", "Authorization"} {
+		if header == "Cookie" && name == "PVEAPIToken" {
 			continue
 		}
-		if plain, err := url.PathUnescape(value[1:]); err == nil {
-			return plain
+		for part := range strings.SplitSeq(r.Header.Get(header), ";") {
+			part = strings.TrimSpace(part)
+			value, ok := strings.CutPrefix(part, name)
+			if !ok || value == "" || value[0] != '=' && value[0] != ':' {
+				continue
+			}
+			if plain, err := url.PathUnescape(value[1:]); err == nil {
+				return plain
+			}
 		}
 	}
 	return ""
+}
+
+func sessionRoutes() []route {
+	return []route{
+		{
+			method: "POST", path: "/access/ticket", params: []string{"username", "password", "realm", "otp", "path", "privs", "tfa-challenge", "new-format"},
+			need: []string{"username", "password"}, handle: login,
+		},
+		{method: "GET", path: "/access/ticket", handle: func(*call) (any, error) { return nil, nil }},
+		{
+			method: "PUT", path: "/access/password", params: []string{"userid", "password", "confirmation-password"},
+			need: []string{"userid", "password"}, noToken: true, handle: changePassword,
+		},
+	}
+}
+
+func login(c *call) (any, error) {
+	user := c.params["username"]
+	if c.params["realm"] != "" {
+		user += "@" + c.params["realm"]
+	}
+	t, err := c.Login(user, c.params["password"])
+	if err != nil {
+		return nil, err
+	}
+	out := object{"username": user, "ticket": t.Ticket, "CSRFPreventionToken": t.CSRF, "cap": c.capabilities(user)}
+	if name := c.Cluster(); name != "" && c.Check(user, "/", "Sys.Audit") == nil {
+		out["clustername"] = name
+	}
+	return out, nil
+}
+
+// capabilities does the work of compute_api_permission of RPCEnvironment.pm, for the web interface.
+func (c *call) capabilities(user string) object {
+	out := object{}
+	for kind, path := range map[string]string{
+		"vms": "/vms", "storage": "/storage", "access": "/access", "nodes": "/nodes", "dc": "/", "sdn": "/sdn", "mapping": "/mapping",
+	} {
+		held := object{}
+		for privilege := range c.Permissions(user, path) {
+			held[privilege] = 1
+		}
+		out[kind] = held
+	}
+	return out
+}
+
+func changePassword(c *call) (any, error) {
+	user := c.params["userid"]
+	if user != c.user && c.user != "root@pam" {
+		if err := c.Check(c.user, "/access", "User.Modify"); err != nil {
+			return nil, err
+		}
+	}
+	c.SetPassword(user, c.params["password"])
+	return nil, nil
+}
+
+func (c *call) refuseToken(r route) error {
+	if !r.noToken || !strings.Contains(c.user, "!") {
+		return nil
+	}
+	return &world.Error{Status: http.StatusForbidden, Message: fmt.Sprintf("Permission check failed (URI '%s' not available with API token, need proper ticket.\n)", r.path)}
 }
 
 // late returns an error of auth_handler, which is answered after three seconds, with an empty body.

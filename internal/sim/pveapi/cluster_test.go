@@ -1,9 +1,14 @@
 package pveapi_test
 
 import (
+	"errors"
+	"os"
+	"path/filepath"
 	"testing"
 	"testing/synctest"
 	"time"
+
+	proxmox "github.com/luthermonson/go-proxmox"
 
 	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/sim/world"
@@ -540,5 +545,86 @@ func TestHoldersDiskIsLost(t *testing.T) {
 		l.hold(t)
 		taskOK(t, test.do(l))
 		same(t, test.want, l.world.Violations())
+	})
+}
+
+// waits waits for a task of go-proxmox, which must succeed.
+func waits(t *testing.T) func(task *proxmox.Task, err error) {
+	return func(task *proxmox.Task, err error) {
+		t.Helper()
+		must.Do(t, err)
+		must.Do(t, task.Wait(t.Context(), time.Second, time.Minute))
+		if !task.IsSuccessful {
+			t.Fatalf("task %s: %s", task.UPID, task.ExitStatus)
+		}
+	}
+}
+
+// TestGoProxmox takes a VM through its life with the go-proxmox client library.
+func TestGoProxmox(t *testing.T) {
+	inLab(t, func(t *testing.T, l *lab) {
+		ctx := t.Context()
+		client := proxmox.NewClient(base, proxmox.WithHTTPClient(l.client), proxmox.WithAPIToken(tokenID, secret))
+		version, err := client.Version(ctx)
+		must.Do(t, err)
+		same(t, "9.2", version.Release)
+		nodes, err := client.Nodes(ctx)
+		must.Do(t, err)
+		same(t, 2, len(nodes))
+		cluster, err := client.Cluster(ctx)
+		must.Do(t, err)
+		same(t, 1, cluster.Quorate)
+		node, err := client.Node(ctx, "pve1")
+		must.Do(t, err)
+		wait := waits(t)
+		wait(node.NewVirtualMachine(ctx, 9012,
+			proxmox.VirtualMachineOption{Name: "name", Value: "wk2"},
+			proxmox.VirtualMachineOption{Name: "cores", Value: 4},
+			proxmox.VirtualMachineOption{Name: "scsi0", Value: "thin:8,serial=s"}))
+		vm, err := node.VirtualMachine(ctx, 9012)
+		must.Do(t, err)
+		same(t, []any{"wk2", 4, "thin:vm-9012-disk-0,serial=s,size=8G"}, []any{vm.Name, vm.CPUs, vm.VirtualMachineConfig.SCSIs["scsi0"]})
+		wait(vm.Start(ctx))
+		must.Do(t, vm.Ping(ctx))
+		same(t, []any{"running", "running"}, []any{vm.Status, vm.QMPStatus})
+		wait(vm.Stop(ctx))
+		wait(vm.ResizeDisk(ctx, "scsi0", "+2G"))
+		wait(vm.Config(ctx, proxmox.VirtualMachineOption{Name: "onboot", Value: true}))
+		storage, err := node.Storage(ctx, "thin")
+		must.Do(t, err)
+		content, err := storage.GetContent(ctx)
+		must.Do(t, err)
+		if len(content) != 1 || content[0].Size != 10<<30 || content[0].VMID != 9012 {
+			t.Errorf("content %+v", content)
+		}
+		wait(vm.Delete(ctx, nil))
+		must.Equal(t, "the disk is still there", false, l.world.Media("thin:vm-9012-disk-0", "pve1") != nil)
+	})
+}
+
+// TestGoProxmoxWithPassword: go-proxmox logs in, changes a VM and uploads.
+func TestGoProxmoxWithPassword(t *testing.T) {
+	inLab(t, func(t *testing.T, l *lab) {
+		ctx := t.Context()
+		l.world.SetPassword("recast@pve", "correct-horse")
+		client := proxmox.NewClient(base, proxmox.WithHTTPClient(l.client), proxmox.WithCredentials(&proxmox.Credentials{Username: "recast@pve", Password: "correct-horse"}))
+		node, err := client.Node(ctx, "pve1")
+		must.Do(t, err)
+		wait := waits(t)
+		vm, err := node.VirtualMachine(ctx, 9011)
+		must.Do(t, err)
+		wait(vm.Config(ctx, proxmox.VirtualMachineOption{Name: "onboot", Value: true}))
+		storage, err := node.Storage(ctx, "isos")
+		must.Do(t, err)
+		name := filepath.Join(t.TempDir(), "theirs.iso")
+		must.Do(t, os.WriteFile(name, []byte("their bytes"), 0o600))
+		wait(storage.Upload("iso", name))
+		if m := l.world.Media("isos:iso/theirs.iso", "pve1"); m == nil || string(m.Bytes()) != "their bytes" {
+			t.Errorf("stored %v", m)
+		}
+		refused := proxmox.NewClient(base, proxmox.WithHTTPClient(l.client), proxmox.WithCredentials(&proxmox.Credentials{Username: "recast@pve", Password: "wrong"}))
+		if _, err := refused.Version(ctx); !errors.Is(err, proxmox.ErrNotAuthorized) {
+			t.Errorf("a wrong password: %v", err)
+		}
 	})
 }

@@ -139,7 +139,7 @@ func (s *Server) ServeHTTP(rw http.ResponseWriter, r *http.Request) {
 	if err != nil {
 		q.drop()
 	}
-	s.answer(s.recorder.Counted(rw, seen), q, s.carryOut(user, q, seen, err))
+	s.answer(s.recorder.Counted(rw, seen), q, s.carryOut(r, user, q, seen, err))
 }
 
 type outcome struct {
@@ -148,10 +148,12 @@ type outcome struct {
 }
 
 // carryOut processes a request, unless the request is refused already, and calls the recorder's hooks.
-func (s *Server) carryOut(user string, q request, seen record.Call, refused error) (out outcome) {
+func (s *Server) carryOut(r *http.Request, user string, q request, seen record.Call, refused error) (out outcome) {
 	out.err = refused
 	if refused == nil {
-		out.answer, out.err = s.dispatch(user, q)
+		if out.answer, out.err = s.dispatch(user, q); isUnauthorized(out.err) && !s.pause(r, unauthorizedDelay) {
+			out.err = errNoAnswer
+		}
 	}
 	if errors.Is(out.err, world.ErrClosed) || errors.Is(out.err, errNoAnswer) || s.world.HostDown(s.host) {
 		return outcome{err: errNoAnswer}
@@ -196,6 +198,11 @@ func (s *Server) letIn(r *http.Request, q request, first bool) (user string, err
 	return user, late(err)
 }
 
+func isUnauthorized(err error) bool {
+	e, ok := errors.AsType[*world.Error](err)
+	return ok && e.Status == http.StatusUnauthorized
+}
+
 // unauthorizedDelay is AnyEvent.pm's delay of every 401.
 const unauthorizedDelay = 3 * time.Second
 
@@ -207,7 +214,7 @@ func (s *Server) pause(r *http.Request, d time.Duration) bool {
 func public(params map[string]string) map[string]string {
 	out := make(map[string]string, len(params))
 	for name, value := range params {
-		if name != "cipassword" {
+		if name != "cipassword" && name != "password" {
 			out[name] = value
 		}
 	}
@@ -264,7 +271,7 @@ func (s *Server) late(r *http.Request, q request, seen record.Call, held *record
 	if err != nil {
 		q.drop()
 	}
-	return s.carryOut(user, q, seen, err)
+	return s.carryOut(r, user, q, seen, err)
 }
 
 type route struct {
@@ -277,6 +284,7 @@ type route struct {
 	options  bool     // also accepts every option of a VM's configuration
 	permit   []demand // required privileges, checked first
 	network  bool     // the caller must be allowed to look into the node's network
+	noToken  bool     // API tokens are refused
 	// daemonless says that pveproxy answers the request itself: no root permissions are needed.
 	daemonless bool
 	local      bool // always done by the host that was asked, whatever node the path names
@@ -339,7 +347,7 @@ type segment struct {
 }
 
 var routes = sync.OnceValue(func() []route {
-	list := slices.Concat(clusterRoutes(), nodeRoutes(), storageRoutes(), publishRoutes(), qemuRoutes(), migrateRoutes(), cloneRoutes(), taskRoutes(), accessRoutes(), haRoutes(), jobRoutes(), firewallRoutes())
+	list := slices.Concat(sessionRoutes(), clusterRoutes(), nodeRoutes(), storageRoutes(), publishRoutes(), qemuRoutes(), migrateRoutes(), cloneRoutes(), taskRoutes(), accessRoutes(), haRoutes(), jobRoutes(), firewallRoutes())
 	for i, r := range list {
 		for text := range strings.SplitSeq(strings.Trim(r.path, "/"), "/") {
 			name, isVar := strings.CutPrefix(text, "{")
@@ -400,6 +408,9 @@ func (c *call) admit(r route) error {
 		if inPath, ok := c.vars[name]; ok && inPath != c.params[name] {
 			return world.BadParam(name, "duplicate parameter (already defined in URI) with conflicting values!")
 		}
+	}
+	if err := c.refuseToken(r); err != nil {
+		return err
 	}
 	for _, d := range r.permit {
 		if err := c.Check(c.user, c.expand(d.path), d.anyOf...); err != nil {

@@ -464,3 +464,78 @@ func (m mutant) overlay(dir string) (string, error) {
 	file := filepath.Join(dir, "overlay.json")
 	return file, os.WriteFile(file, text, 0o600)
 }
+
+// TestForeignMutantsDoNotApply: a patch of other sources does not apply.
+func TestForeignMutantsDoNotApply(t *testing.T) {
+	t.Parallel()
+	for name, text := range map[string]string{
+		"another file":    "x\n--- a/nowhere.go\n+++ b/nowhere.go\n@@ -1 +1 @@\n-a\n+b\n",
+		"other lines":     "x\n--- a/go.mod\n+++ b/go.mod\n@@ -1 +1 @@\n-module example.com/another\n+module b\n",
+		"lines all over":  "x\n--- a/go.mod\n+++ b/go.mod\n@@ -1 +1 @@\n \n+b\n",
+		"no unified diff": "x\n--- a/go.mod\n+++ b/go.mod\n@@ -1 +1 @@\n!a\n",
+		"no change":       "x\n",
+		"no named test":   "x\nTest: planning\n--- a/go.mod\n+++ b/go.mod\n@@ -1 +1 @@\n-module github.com/recast-sh/recast\n+module b\n",
+	} {
+		m, err := parseMutant(text)
+		if err == nil {
+			_, err = m.sources()
+		}
+		if err == nil {
+			t.Errorf("%s: it applies", name)
+		}
+	}
+}
+
+// TestNamedTests: only a test that ran, and failed, has caught a mutant.
+func TestNamedTests(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	for name, text := range map[string]string{
+		"go.mod":      "module example\n\ngo 1.26\n",
+		"x/x.go":      "package x\n\nfunc Double(n int) int { return 2 * n }\n",
+		"broken.go":   "package x\n\nfunc Double(n int) int { return m }\n",
+		"wrong.go":    "package x\n\nfunc Double(n int) int { return n }\n",
+		"broken.json": fmt.Sprintf(`{"Replace":{%q:%q}}`, filepath.Join(dir, "x/x.go"), filepath.Join(dir, "broken.go")),
+		"wrong.json":  fmt.Sprintf(`{"Replace":{%q:%q}}`, filepath.Join(dir, "x/x.go"), filepath.Join(dir, "wrong.go")),
+		"x/x_test.go": "package x\n\nimport (\n\"os\"\n\"testing\"\n)\n" + namedTestsOfX,
+	} {
+		path := filepath.Join(dir, name)
+		must.Do(t, errors.Join(os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, []byte(text), 0o600)))
+	}
+	for name, c := range map[string]struct {
+		test, overlay string
+		exists        bool
+		said          string // of the reason why it is not caught; "": it is caught
+	}{
+		"caught":           {"TestDouble", "wrong", true, ""},
+		"by a panic":       {"TestPanics", "wrong", true, ""},
+		"not caught":       {"TestOfNothing", "wrong", true, "pass, want fail"},
+		"skipped":          {"TestLong", "wrong", true, "skipped with -short"},
+		"no such test":     {"TestNothing", "wrong", false, "did not run"},
+		"does not compile": {"TestDouble", "broken", true, "do not compile"},
+		"leaves early":     {"TestLeaves", "wrong", true, "did not run to its end"},
+	} {
+		m := mutant{test: namedTest{"./x", c.test}}
+		must.Equal(t, name+": exists", c.exists, m.test.exists(dir) == nil)
+		said, err := m.miss(t.Context(), dir, filepath.Join(dir, c.overlay+".json"))
+		if got := fmt.Sprint(err); (err == nil) != (c.said == "") || !strings.Contains(got, c.said) && c.said != "" {
+			t.Errorf("%s: %v, want %q\n%s", name, err, c.said, said)
+		}
+	}
+	if ended, said, err := outcomes(t.Context(), dir, "./x", []string{"TestDouble", "TestOfNothing"}); err != nil || ended["TestDouble"] != "pass" || ended["TestOfNothing"] != "pass" {
+		t.Errorf("unchanged: %v, %v\n%s", ended, err, said)
+	}
+	for _, text := range []string{"", "./cluster/planning", "cluster/planning TestX", "./cluster/planning TestX and TestY", "./cluster TestX/sub", "./cluster BenchmarkX"} {
+		if n, err := parseNamedTest(text); err == nil {
+			t.Errorf("%q names %v", text, n)
+		}
+	}
+}
+
+const namedTestsOfX = `
+func TestDouble(t *testing.T) { if Double(2) != 4 { t.Error("not double") } }
+func TestPanics(t *testing.T) { if Double(2) != 4 { panic("not double") } }
+func TestOfNothing(t *testing.T) {}
+func TestLong(t *testing.T) { if testing.Short() { t.Skip("long: too much") }; TestDouble(t) }
+func TestLeaves(t *testing.T) { if Double(2) != 4 { os.Exit(1) } }
+`

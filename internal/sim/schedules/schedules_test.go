@@ -414,3 +414,27 @@ func processorTime(t testing.TB) time.Duration {
 	must.Do(t, syscall.Getrusage(syscall.RUSAGE_SELF, &u))
 	return time.Duration(u.Utime.Nano() + u.Stime.Nano())
 }
+
+// TestWhatIsHeld: only calls that identify a VM by its number alone have a worst moment.
+func TestWhatIsHeld(t *testing.T) {
+	t.Parallel()
+	call := func(method, path string) record.Call {
+		return record.Call{Proto: "proxmox", Method: method, Path: "/api2/json" + path, Mutation: true}
+	}
+	for _, c := range []struct {
+		call         record.Call
+		timed, worst bool
+	}{
+		{call("DELETE", "/nodes/pve1/qemu/9011"), true, true},
+		{call("POST", "/nodes/pve1/qemu/9011/status/shutdown"), true, true},
+		{call("POST", "/nodes/pve1/qemu"), true, true},
+		{call("PUT", "/nodes/pve1/qemu/9011/config"), true, false},
+		{call("POST", "/nodes/pve1/storage/isos/upload"), false, false},
+		{record.Call{Proto: "talos", Method: "/machine.MachineService/Reboot", Mutation: true}, false, false},
+	} {
+		timed, worst := &struck{Fault: Fault{Name: "late", For: time.Second}}, &struck{Fault: Fault{Name: "late"}}
+		if timed.mayHold(c.call) != c.timed || worst.mayHold(c.call) != c.worst {
+			t.Errorf("%s %s: timed %t, at the worst moment %t", c.call.Method, c.call.Path, timed.mayHold(c.call), worst.mayHold(c.call))
+		}
+	}
+}

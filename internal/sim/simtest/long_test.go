@@ -642,3 +642,32 @@ func (l *Lab) strays() []string {
 	}
 	return out
 }
+
+func TestKillsAreCounted(t *testing.T) {
+	t.Parallel()
+	require(t, !byKill(errors.New("the disk is full")) && !byKill(nil) && byKill(errors.Join(errors.New("x"), context.Canceled)),
+		"byKill takes another error for a kill")
+	names := []string{"a", "b", "a", beat + "1", beat + "1", beat + "1", "c"}
+	want := []point{{"a", 1, 1}, {"b", 1, 2}, {"a", 2, 3}, {beat + "1", 1, 4}, {beat + "1", 2, 5}, {"c", 1, 6}}
+	got := pointsOf(names)
+	require(t, slices.Equal(got, want), "points %+v, want %+v", got, want)
+}
+
+// TestSlices: a story is in one slice of so many.
+func TestSlices(t *testing.T) {
+	t.Parallel()
+	const slice = 7
+	for i := range 500 {
+		name, in := fmt.Sprintf("TestSlices%d", i), 0
+		for seed := range uint64(slice) {
+			if inSlice(name, slice, seed) {
+				in++
+			}
+			parted := inSlice(name+"/part", slice, seed)
+			_, whole := sliced.LoadAndDelete(name)
+			require(t, !whole || parted, "slice %d has %s without its part", seed, name)
+			sliced.Delete(name + "/part")
+		}
+		require(t, in == 1, "%s is in %d of %d slices", name, in, slice)
+	}
+}

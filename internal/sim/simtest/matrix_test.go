@@ -843,3 +843,47 @@ func (l *matrixLab) suffer(strategy cluster.Strategy, p matrixProcess) ([]*struc
 	}
 	return hits, err
 }
+
+// TestMatrixSees violates the invariants by hand: the matrix must detect it.
+func TestMatrixSees(t *testing.T) {
+	t.Parallel()
+	value := func(l *matrixLab, key string) string { return valueOf(l.vm())(l.t).Config[key] }
+	park := func(l *matrixLab) error {
+		must(l.t, l.world.DefineVM(matrixHost, matrixParking, map[string]string{"memory": "16"}, nil))
+		return l.done(l.world.MoveDisk("root@pam", matrixHost, world.MoveRequest{ID: matrixVM, Disk: "scsi2", Target: matrixParking}))
+	}
+	type story struct {
+		do   func(l *matrixLab) error
+		want string
+	}
+	eachInBubble(t, map[string]story{
+		"nothing": {func(*matrixLab) error { return nil }, ""},
+		"a volume is freed": {func(l *matrixLab) error {
+			volid, _, _ := strings.Cut(value(l, "efidisk0"), ",")
+			return l.done(l.world.DeleteVolume("root@pam", matrixHost, volid))
+		}, "efidisk0 of VM 9011 was freed"},
+		"a volume is in two VMs": {func(l *matrixLab) error {
+			return l.world.DefineVM(matrixHost, 9012, map[string]string{"scsi0": value(l, "scsi2")}, nil)
+		}, "scsi2 of VM 9011 is in several VMs that may run: [9011 9012]"},
+		"a volume is in a VM and on the parking VM": {func(l *matrixLab) error {
+			return l.world.DefineVM(matrixHost, matrixParking, map[string]string{"scsi0": value(l, "scsi2")}, nil)
+		}, "scsi2 of VM 9011 has several names: [9011-scsi2 9900-scsi0]"},
+		"a volume loses its name": {func(l *matrixLab) error {
+			l.world.StopNextMove(world.AfterSource, false)
+			return park(l)
+		}, "has no name, and no record says that it is on its way"},
+		"a VM runs without a disk": {func(l *matrixLab) error {
+			must(l.t, park(l))
+			return l.done(l.world.Start("root@pam", matrixHost, matrixVM))
+		}, "VM 9011 runs without scsi2 of VM 9011, which is parked"},
+	}, func(t *testing.T, s story) {
+		shape := usualShape(bothDisks, cluster.Recreate)
+		shape.kept, shape.ha = false, false
+		l := newMatrixLab(t, shape)
+		l.look(record.Call{Method: "before"})
+		must(t, s.do(l))
+		l.look(record.Call{Method: "after"})
+		seen := strings.Join(append(l.broken, l.unfreed()...), "\n")
+		require(t, (s.want != "" || seen == "") && strings.Contains(seen, s.want), "seen %q, want %q", seen, s.want)
+	})
+}

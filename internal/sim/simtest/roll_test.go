@@ -867,3 +867,14 @@ func TestASavedPlanResumes(t *testing.T) {
 		again.rollTo(t, planning.Policy{})
 	})
 }
+
+func TestAWipedDiskIsNoticed(t *testing.T) {
+	inDamagedLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		before := lab.Disks()
+		for _, d := range lab.World.Persistent() {
+			lab.World.Media(d.Volid, "pve1").Write(nil)
+		}
+		require(t, lab.Disks()["data-wk1"] != before["data-wk1"], "the datacentre hashes a wiped disk as before")
+		require(t, len(lab.World.Violations()) != 0, "a wiped persistent disk broke no promise")
+	})
+}

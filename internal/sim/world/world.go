@@ -65,6 +65,8 @@ type World struct {
 	lastPID        int
 	roles          map[string][]string
 	tokens         map[string]Token
+	passwords      map[string]string // of users
+	ticketKey      []byte            // signs tickets
 	acls           []ACL
 	privilegeCache map[holder]map[string]bool // cache of privileges; nil: empty
 	registered     map[string]bool            // tags that need Sys.Modify on / to set
@@ -154,7 +156,7 @@ func New(o Options) *World {
 	return &World{
 		cluster: o.Cluster, speed: o.Speed, agent: o.Agent, timeline: o.Timeline, done: make(chan struct{}), quorate: true,
 		storages: map[string]*storage{}, devices: map[string]map[string]*volume{}, vms: map[int]*vm{}, configLocks: map[int]chan struct{}{},
-		roles: map[string][]string{}, tokens: map[string]Token{}, pools: map[string]bool{},
+		roles: map[string][]string{}, tokens: map[string]Token{}, passwords: map[string]string{}, pools: map[string]bool{},
 		roots: map[string]*rootDisk{}, clocks: map[string]time.Duration{}, booted: map[string]time.Time{}, isolated: map[string]bool{}, proxies: map[string]ProxyFailure{}, noDaemon: map[string]bool{},
 		down: map[string]bool{}, crashes: map[string]int{}, ha: map[string]*haService{}, haLeaving: map[string]*haService{}, haGroups: map[string]bool{}, firewalls: map[int]Firewall{},
 		mappings: map[string]map[string]bool{},
