@@ -410,9 +410,8 @@ func TestCDKeyIsFree(t *testing.T) {
 
 func TestRootOnlyIsSorted(t *testing.T) {
 	t.Parallel()
-	if !slices.IsSorted(RootOnly) || !slices.IsSorted(Reassigns) {
-		t.Error("the lists are compared by eye with Proxmox's source: keep them sorted")
-	}
+	must.Hold(t, slices.IsSorted(RootOnly) && slices.IsSorted(Reassigns),
+		"the lists are compared by eye with Proxmox's source: keep them sorted")
 }
 
 func TestMovedInTheMiddle(t *testing.T) {

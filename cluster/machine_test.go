@@ -65,9 +65,8 @@ func TestWhereAnEtcdMemberIsReached(t *testing.T) {
 		"only a name":                       {EtcdMember{Name: "cp9", Peers: []string{"https://cp9:2380"}}, ""},
 	} {
 		got, err := tc.member.Address(known)
-		if (err == nil) != (tc.want != "") || err == nil && got.String() != tc.want {
-			t.Errorf("%s: %s, %v, want %q", name, got, err, tc.want)
-		}
+		must.Hold(t, (err == nil) == (tc.want != "") && (err != nil || got.String() == tc.want),
+			"%s: %s, %v, want %q", name, got, err, tc.want)
 	}
 }
 

@@ -55,9 +55,7 @@ func TestStrategies(t *testing.T) {
 		must.Equal(t, name, q.yes, yes)
 	}
 	for _, s := range all[2:] {
-		if s.Outage() == 0 || s.Words().OnIt == "" || s.Words().Done == string(s) {
-			t.Errorf("%s has no outage or words", s)
-		}
+		must.Hold(t, s.Outage() != 0 && s.Words().OnIt != "" && s.Words().Done != string(s), "%s has no outage or words", s)
 	}
 }
 

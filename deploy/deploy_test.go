@@ -167,9 +167,8 @@ func (in *installed) requireFit(t *testing.T) {
 		"NetworkPolicy": &in.network.Spec.PodSelector, "spread": template.Spec.TopologySpreadConstraints[0].LabelSelector,
 	} {
 		s, err := meta.LabelSelectorAsSelector(selector)
-		if err != nil || s.Empty() || !s.Matches(labelSet(template.Labels)) {
-			t.Errorf("the selector of %s is %v, the pods' labels are %v: %v", what, s, template.Labels, err)
-		}
+		must.Hold(t, err == nil && !s.Empty() && s.Matches(labelSet(template.Labels)),
+			"the selector of %s is %v, the pods' labels are %v: %v", what, s, template.Labels, err)
 	}
 	must.Equal(t, "account of the pods", in.account.Name, template.Spec.ServiceAccountName)
 	c := template.Spec.Containers[0]
@@ -207,9 +206,7 @@ func TestPodIsRestricted(t *testing.T) {
 			}
 		}
 	}
-	if len(pod.Volumes) > 0 {
-		t.Errorf("volumes: %+v", pod.Volumes)
-	}
+	must.Hold(t, len(pod.Volumes) == 0, "volumes: %+v", pod.Volumes)
 }
 
 // TestAccess: the operator reads no Secret, and can give itself and others nothing that
@@ -267,12 +264,9 @@ func TestPolicyOfJobs(t *testing.T) {
 	var p network.NetworkPolicy
 	must.Do(t, yaml.UnmarshalStrict(text, &p))
 	s, err := meta.LabelSelectorAsSelector(&p.Spec.PodSelector)
-	if err != nil || !s.Matches(labelSet{v1alpha1.LabelCluster: "a"}) || s.Matches(labelSet{}) {
-		t.Errorf("it selects %v: %v", s, err)
-	}
-	if len(p.Spec.Ingress) > 0 || len(p.Spec.PolicyTypes) != 2 || len(p.Spec.Egress) != 2 {
-		t.Errorf("%+v", p.Spec)
-	}
+	must.Hold(t, err == nil && s.Matches(labelSet{v1alpha1.LabelCluster: "a"}) && !s.Matches(labelSet{}),
+		"it selects %v: %v", s, err)
+	must.Hold(t, len(p.Spec.Ingress) == 0 && len(p.Spec.PolicyTypes) == 2 && len(p.Spec.Egress) == 2, "%+v", p.Spec)
 }
 
 func TestManifestsRefuses(t *testing.T) {

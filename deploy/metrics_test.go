@@ -24,9 +24,8 @@ func TestMetrics(t *testing.T) {
 	for _, m := range Metrics {
 		listed = append(listed, m.Name)
 		row := fmt.Sprintf("| `%s` | %s |", m.Name, strings.Join(quoted(m.Labels), ", "))
-		if m.Help != "" && !strings.Contains(string(doc), row+" "+m.Help+" |\n") {
-			t.Errorf("docs/notes/operator-install.md lacks the row %s %s |", row, m.Help)
-		}
+		must.Hold(t, m.Help == "" || strings.Contains(string(doc), row+" "+m.Help+" |\n"),
+			"docs/notes/operator-install.md lacks the row %s %s |", row, m.Help)
 	}
 	names := regexp.MustCompile(`\b(?:recast|controller_runtime|workqueue|rest_client|leader_election|process)_[a-z_]+\b`)
 	used := map[string]bool{}
@@ -78,7 +77,5 @@ func TestDashboard(t *testing.T) {
 			}
 		}
 	}
-	if d.UID != "recast" || len(d.Panels) < 10 {
-		t.Errorf("%q with %d panels", d.UID, len(d.Panels))
-	}
+	must.Hold(t, d.UID == "recast" && len(d.Panels) >= 10, "%q with %d panels", d.UID, len(d.Panels))
 }

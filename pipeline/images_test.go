@@ -195,9 +195,8 @@ func TestLockDiffersInNoBuild(t *testing.T) {
 	s.Extensions = []config.ImageRef{{Repository: "ghcr.io/acme/frr", Digest: hex64("c")}}
 	p.Config.Schematics["bgp"] = s
 	res, err := Lock(t.Context(), p, world.images(), LockOptions{Check: true})
-	if err != nil || !res.Differs || len(res.Changes) > 0 {
-		t.Errorf("a reference by digest instead of tag: differs %t, changes %v, %v", res.Differs, res.Changes, err)
-	}
+	must.Hold(t, err == nil && res.Differs && len(res.Changes) == 0,
+		"a reference by digest instead of tag: differs %t, changes %v, %v", res.Differs, res.Changes, err)
 	must.FailAs(t, must.Err(p.Lock()), fault.Config, "schematic bgp has changed since it was locked")
 }
 
@@ -305,9 +304,7 @@ func TestISOHosts(t *testing.T) {
 			}
 			return nodes, nil
 		}})
-		if err == nil && tc.err != "" || err != nil && err.Error() != tc.err {
-			t.Fatalf("error is %v, want %q", err, tc.err)
-		}
+		must.Be(t, (err != nil || tc.err == "") && (err == nil || err.Error() == tc.err), "error is %v, want %q", err, tc.err)
 		if err == nil {
 			must.Equal(t, "hosts", tc.want, got)
 		}
@@ -429,9 +426,7 @@ func TestPruneLeavesTheMirrorAlone(t *testing.T) {
 		rep, err := tc.prune(t, s, p, shelf)
 		must.FailAs(t, err, tc.kind, tc.fails)
 		must.Equal(t, "mirror", before, shelf)
-		if tc.fails == "" && rep.Mirror != nil {
-			t.Errorf("it was looked at: %v", rep.Mirror)
-		}
+		must.Hold(t, tc.fails != "" || rep.Mirror == nil, "it was looked at: %v", rep.Mirror)
 	})
 }
 
@@ -760,9 +755,7 @@ func TestPruneSaysWhy(t *testing.T) {
 		p, s := pruneProject(t)
 		s.isos[isoNamed(goneBuild)] = time.Now()
 		rep, err := s.prune(t, p, false)
-		if fault.KindOf(err) != fault.Interrupted {
-			t.Fatal(err)
-		}
+		must.Be(t, fault.KindOf(err) == fault.Interrupted, "%v", err)
 		got := map[string]string{}
 		for _, v := range rep.ISOs {
 			got[v.Name] = strings.Join(v.Keep, "; ")

@@ -336,9 +336,8 @@ func TestConfigKnown(t *testing.T) {
 			return cluster.Secret(c.file), c.file != "", nil
 		}
 		got, err := configKnown(t.Context(), p, Machines{MachineConfig: file}, "wk1", c.rec)
-		if got != c.want || errors.Is(err, cluster.ErrConfigDamaged) != c.damaged || err != nil && !c.damaged {
-			t.Errorf("%q, %v", got, err)
-		}
+		must.Hold(t, got == c.want && errors.Is(err, cluster.ErrConfigDamaged) == c.damaged && (err == nil || c.damaged),
+			"%q, %v", got, err)
 	})
 }
 
@@ -401,9 +400,8 @@ func TestLockedFilesAreChecked(t *testing.T) {
 	wrong := errors.New("it has another digest")
 	locked := newLockedFiles(&fakePuller{image: extensionImage(t), end: wrong}, func(string) {})
 	err := locked.want(t.Context(), new(observe.FileTarget), "amd64", cluster.Build{Extensions: []cluster.LockedExtension{{Name: "tool"}}})
-	if !errors.Is(err, wrong) || !strings.HasPrefix(err.Error(), "read the locked image of extension tool: ") {
-		t.Errorf("err = %v", err)
-	}
+	must.Hold(t, errors.Is(err, wrong) && strings.HasPrefix(err.Error(), "read the locked image of extension tool: "),
+		"err = %v", err)
 }
 
 // TestDescribe: an unknown schematic is described without the values of its kernel arguments.
@@ -440,9 +438,8 @@ func TestClaimedStore(t *testing.T) {
 		err := s.Upload(t.Context(), images.Upload{})
 		errDownload := s.Download(t.Context(), images.Download{})
 		for _, err := range []error{err, errDownload} {
-			if !errors.Is(err, lost) || errors.Is(err, images.ErrNotSent) != (lost != nil) || shelf.stored != 2 {
-				t.Errorf("stored %d times: %v", shelf.stored, err)
-			}
+			must.Hold(t, errors.Is(err, lost) && errors.Is(err, images.ErrNotSent) == (lost != nil) && shelf.stored == 2,
+				"stored %d times: %v", shelf.stored, err)
 		}
 	}
 }
@@ -588,12 +585,10 @@ func TestBackupFile(t *testing.T) {
 	}
 	for name, c := range cases {
 		file, dir, err := backupFile(p.Config, c.o, time.Date(2026, 11, 21, 5, 5, 7, 9, time.FixedZone("", 3600)))
-		if file != c.file || dir != c.dir && c.err == "" || (err == nil) != (c.err == "") {
-			t.Errorf("%s: %q in %q, %v", name, file, dir, err)
-		}
-		if err != nil && (fault.KindOf(err) != fault.Config || !strings.Contains(err.Error(), c.err)) {
-			t.Errorf("%s: %v, want %q", name, err, c.err)
-		}
+		must.Hold(t, file == c.file && (dir == c.dir || c.err != "") && (err == nil) == (c.err == ""),
+			"%s: %q in %q, %v", name, file, dir, err)
+		must.Hold(t, err == nil || fault.KindOf(err) == fault.Config && strings.Contains(err.Error(), c.err),
+			"%s: %v, want %q", name, err, c.err)
 	}
 }
 

@@ -121,9 +121,8 @@ func TestStatusWithoutTheRest(t *testing.T) {
 		t.Errorf("%+v", got)
 	}
 	for i, want := range []string{"9089", `VM 9091 "edited" on pve1: record in its description`, "recast.lock"} {
-		if len(got.Problems) != 3 || !strings.Contains(got.Problems[i], want) {
-			t.Errorf("problems %q: number %d is not about %s", got.Problems, i+1, want)
-		}
+		must.Hold(t, len(got.Problems) == 3 && strings.Contains(got.Problems[i], want),
+			"problems %q: number %d is not about %s", got.Problems, i+1, want)
 	}
 }
 
@@ -313,9 +312,8 @@ func TestHalf(t *testing.T) {
 		}
 		h := must.Get(half(t.Context(), px, parking.Parking{VM: cluster.VM{ID: 9090, Host: "pve1", Config: tc.parking}, Record: rec}, px.vms, nil))(t)
 		where := cluster.Each(h.Disks, func(d DiskStatus) string { return string(d.Place) + " " + d.Volid + " " + d.Where })
-		if h.VMState != tc.state || h.Running != (tc.vm != nil && tc.state != VMStranger) {
-			t.Errorf("VM %s (%s), running %t, want %s", h.VMState, h.VM, h.Running, tc.state)
-		}
+		must.Hold(t, h.VMState == tc.state && h.Running == (tc.vm != nil && tc.state != VMStranger),
+			"VM %s (%s), running %t, want %s", h.VMState, h.VM, h.Running, tc.state)
 		must.Equal(t, "disks", tc.where, where)
 	})
 }
@@ -408,7 +406,5 @@ func TestTheLastKeptDisk(t *testing.T) {
 		res.Kept = append(res.Kept, keptBy(p)...)
 	}
 	res.adviseLast()
-	if len(res.Kept[0].Next) != 1 || len(res.Kept[1].Next) != 0 {
-		t.Errorf("%+v", res.Kept)
-	}
+	must.Hold(t, len(res.Kept[0].Next) == 1 && len(res.Kept[1].Next) == 0, "%+v", res.Kept)
 }

@@ -66,12 +66,12 @@ func TestClaimIsHeldAndGivenBack(t *testing.T) {
 		description := vm.Config["description"]
 		delete(vm.Config, "description")
 		diff := cmp.Diff(map[string]string{"name": "recast-claim", "memory": "16", "onboot": "0", "protection": "1"}, vm.Config)
-		must.Not(t, diff != "" || vm.Host != "pve1", "on %s: %s", vm.Host, diff)
+		must.Hold(t, diff == "" && vm.Host == "pve1", "on %s: %s", vm.Host, diff)
 		want := "Claim of recast: Talos cluster c1 is being worked on by run r1 (pid 7 on ci-r1) since 2000-01-01T00:00:00Z. Never start this VM;"
-		must.Not(t, !strings.HasPrefix(description, want), "a person reads %q", description)
+		must.Hold(t, strings.HasPrefix(description, want), "a person reads %q", description)
 		time.Sleep(time.Hour)
 		s := p.state(t)
-		must.Not(t, s.Beat < 230 || !s.Since.Equal(time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)), "after an hour: %+v", s)
+		must.Hold(t, s.Beat >= 230 && s.Since.Equal(time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)), "after an hour: %+v", s)
 		must.Pass(t, h.Check(t.Context()))
 		for range 2 {
 			release(t, h)
@@ -123,7 +123,7 @@ func TestClaimOfAnEndedRun(t *testing.T) {
 		h := acquire(t, c)
 		must.Equal(t, "it took", tc.want, time.Since(start))
 		s := p.state(t)
-		must.Not(t, s.Run != tc.run || s.Beat != 5, "claim is %+v", s)
+		must.Hold(t, s.Run == tc.run && s.Beat == 5, "claim is %+v", s)
 		releaseHeld(t, h)
 	})
 }
@@ -471,7 +471,7 @@ func TestClaimsOfTwoRanges(t *testing.T) {
 			theirs := cluster.VMIDRange{First: second, Last: second + 99}.String()
 			must.FailAs(t, err, fault.Claimed, `which is alive (VM 9000 "recast-claim" on pve1)`, "proxmox.vmids 9000-9099", theirs)
 			p.do(func() {
-				must.Not(t, slices.ContainsFunc(p.changes[n:], func(c string) bool { return c != "set" }),
+				must.Hold(t, !slices.ContainsFunc(p.changes[n:], func(c string) bool { return c != "set" }),
 					"changes: %q", p.changes[n:])
 			})
 			releaseHeld(t, h)
@@ -510,7 +510,7 @@ func TestClaimsOfTwoRangesAtOnce(t *testing.T) {
 				both.Go(func() { run(claimantAt(p, "r1", 9000), -late) })
 				both.Go(func() { run(claimantAt(p, "r2", 9100), late) })
 				both.Wait()
-				must.Not(t, most != 1 || won == 0 || len(p.vms) > 0,
+				must.Hold(t, most == 1 && won != 0 && len(p.vms) == 0,
 					"late %s, delay %s: %d at once, %d in all, left %v", late, delay, most, won, p.vms)
 			})
 		}
@@ -631,14 +631,12 @@ func TestWhatAnotherRangeHasLeft(t *testing.T) {
 		start := time.Now()
 		h, err := c.Acquire(t.Context())
 		if len(tc.want) == 0 {
-			if err != nil || h.Release(t.Context()) != nil {
-				t.Fatal(err)
-			}
+			must.Be(t, err == nil && h.Release(t.Context()) == nil, "%v", err)
 			return
 		}
 		said := clustertest.Message(err) + strings.Join(fault.Hints(err), "\n")
 		must.Contain(t, "said", said, tc.want...)
-		must.Not(t, fault.KindOf(err) != fault.Refused || len(p.changes) > 0 || time.Since(start) != tc.after,
+		must.Hold(t, fault.KindOf(err) == fault.Refused && len(p.changes) == 0 && time.Since(start) == tc.after,
 			"kind %d, changes %q, after %s", fault.KindOf(err), p.changes, time.Since(start))
 	})
 }
@@ -659,7 +657,7 @@ func TestAClaimMayBeOnAHostThatIsAway(t *testing.T) {
 		release(t, h)
 		p.away = away("does not answer")
 		_, err := claimantAt(p, "r1", 9000).Acquire(t.Context())
-		must.Not(t, fault.KindOf(err) != fault.Refused || !strings.Contains(clustertest.Message(err), "whether another run is at work can't be determined: Proxmox host pve2 does not answer") || len(p.vms) > 0,
+		must.Hold(t, fault.KindOf(err) == fault.Refused && strings.Contains(clustertest.Message(err), "whether another run is at work can't be determined: Proxmox host pve2 does not answer") && len(p.vms) == 0,
 			"online: %v, left %v", err, p.vms)
 		c := claimantAt(p, "r1", 9000)
 		c.Nodes = []cluster.VMID{9100} // VM 9100 belongs to a node
@@ -700,7 +698,7 @@ func TestCover(t *testing.T) {
 		must.Do(t, h.Cover(t.Context(), []cluster.VMID{101, 102}))
 		time.Sleep(time.Minute)
 		s := p.state(t)
-		must.Not(t, !slices.Equal(s.Nodes, []cluster.VMID{101, 102}) || s.VMIDs != "9000-9099", "the claim is %+v", s)
+		must.Hold(t, slices.Equal(s.Nodes, []cluster.VMID{101, 102}) && s.VMIDs == "9000-9099", "the claim is %+v", s)
 		other := claimantAt(p, "r2", 9100)
 		other.Cluster, other.Nodes = "c2", []cluster.VMID{102}
 		must.FailAs(t, must.Err(other.Acquire(t.Context())), fault.Claimed)
@@ -743,7 +741,7 @@ func TestWithin(t *testing.T) {
 		ctx, end := h.Within(t.Context())
 		defer end()
 		errAsked := errors.New("500 no")
-		must.Not(t, !errors.Is(h.Judge(errAsked), errAsked) || h.Judge(nil) != nil, "judged while it is held")
+		must.Hold(t, errors.Is(h.Judge(errAsked), errAsked) && h.Judge(nil) == nil, "judged while it is held")
 		lost := time.Now()
 		p.do(func() { p.vms[9000] = rivalVM(t, 9000, nil) })
 		<-ctx.Done()
@@ -752,10 +750,10 @@ func TestWithin(t *testing.T) {
 		must.Equal(t, "cause", []any{fault.Claimed, fault.ClaimLost}, []any{fault.KindOf(cause), fault.CodeOf(cause)})
 		after, end := h.Within(t.Context())
 		defer end()
-		must.Not(t, after.Err() == nil, "begun after it was lost")
+		must.Hold(t, after.Err() != nil, "begun after it was lost")
 		for _, err := range []error{nil, fault.TaskFailed.Errorf("500 no"), context.Canceled, fault.As(fault.Interrupted, context.Canceled), cause, errors.Join(cause, fault.NoBoot.Errorf("x"))} {
 			judged := h.Judge(err)
-			must.Not(t, fault.KindOf(judged) != fault.Claimed || fault.CodeOf(judged) != fault.ClaimLost || err != nil && !errors.Is(judged, err),
+			must.Hold(t, fault.KindOf(judged) == fault.Claimed && fault.CodeOf(judged) == fault.ClaimLost && (err == nil || errors.Is(judged, err)),
 				"%v is judged %v: kind %d, code %s", err, judged, fault.KindOf(judged), fault.CodeOf(judged))
 		}
 		release(t, h)

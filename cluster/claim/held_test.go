@@ -154,7 +154,7 @@ func TestGuardChecksBeforeEveryChange(t *testing.T) {
 				}
 				out := f.Call(args)
 				err, _ := out[len(out)-1].Interface().(error)
-				must.Not(t, fault.KindOf(err) != fault.Claimed, "%s: %v", m.Name, err)
+				must.Hold(t, fault.KindOf(err) == fault.Claimed, "%s: %v", m.Name, err)
 			}
 		}
 		must.Pass(t, must.Err(px.VM(t.Context(), 9001))) // reading needs no claim
@@ -203,7 +203,7 @@ func TestAfterASilenceHostsAreJudgedAlike(t *testing.T) {
 			start := time.Now()
 			err := h.Check(t.Context())
 			must.Equal(t, why, 90*time.Second, time.Since(start))
-			must.Not(t, refused != (err != nil) || refused && fault.KindOf(err) != fault.Refused, "%s: %v", why, err)
+			must.Hold(t, refused == (err != nil) && (!refused || fault.KindOf(err) == fault.Refused), "%s: %v", why, err)
 			release(t, h)
 		})
 	}
@@ -295,7 +295,7 @@ func TestClaimAsLease(t *testing.T) {
 		time.Sleep(time.Hour)
 		must.Pass(t, h.Check(t.Context()))
 		must.Equal(t, "changes of VMs", 0, len(p.changes))
-		must.Not(t, l.revision < 230 || l.lease.Holder != "recast run r1, pid 7 on ci-r1" || l.lease.Duration != 90*time.Second || time.Since(l.lease.Renewed) > 15*time.Second,
+		must.Hold(t, l.revision >= 230 && l.lease.Holder == "recast run r1, pid 7 on ci-r1" && l.lease.Duration == 90*time.Second && time.Since(l.lease.Renewed) <= 15*time.Second,
 			"after an hour: %+v", l.lease)
 		_, err := leaseClaimant(p, l, "r2").Acquire(t.Context())
 		must.FailAs(t, err, fault.Claimed)
@@ -348,7 +348,7 @@ func TestClaimsInTwoPlacesAtOnce(t *testing.T) {
 			})
 		}
 		both.Wait()
-		must.Not(t, got[0] == nil && got[1] == nil, "both hold the claim")
+		must.Hold(t, got[0] != nil || got[1] != nil, "both hold the claim")
 		requireNone(t, p, l)
 	})
 }
@@ -415,7 +415,7 @@ func TestClaimTakenWhileKubernetesWasAway(t *testing.T) {
 		l.fail(cluster.ErrNoAnswer)
 		second := acquire(t, vmClaimant(p, l, "r2"))
 		err := first.Check(t.Context())
-		must.Not(t, err == nil, "the Lease was proven without an API")
+		must.Hold(t, err != nil, "the Lease was proven without an API")
 		if !alive {
 			kill()
 			synctest.Wait() // a heartbeat at this very moment has ended
@@ -429,12 +429,12 @@ func TestClaimTakenWhileKubernetesWasAway(t *testing.T) {
 		}
 		both.Wait()
 		lost := fault.KindOf(errs[1]) == fault.Claimed
-		must.Not(t, lost != alive || !lost && errs[1] != nil, "who came later: %v", errs[1])
+		must.Hold(t, lost == alive && (lost || errs[1] == nil), "who came later: %v", errs[1])
 		release(t, second)
 		if alive {
 			must.Pass(t, errors.Join(first.Check(t.Context()), first.Release(t.Context())))
 		}
-		must.Not(t, l.lease != nil, "left: %+v", l.lease)
+		must.Hold(t, l.lease == nil, "left: %+v", l.lease)
 	})
 }
 
@@ -503,7 +503,7 @@ func TestForeignLeases(t *testing.T) {
 	}, func(t *testing.T, tc row) {
 		l := &leases{lease: &cluster.Lease{Name: "kube-system/recast", Revision: "1", Claim: tc.claim}}
 		_, err := leaseClaimant(newClaimPVE(), l, "r2").Acquire(t.Context())
-		must.Not(t, fault.KindOf(err) != fault.Refused || !strings.Contains(clustertest.Message(err), tc.want) || l.lease.Revision != "1",
+		must.Hold(t, fault.KindOf(err) == fault.Refused && strings.Contains(clustertest.Message(err), tc.want) && l.lease.Revision == "1",
 			"err = %v", err)
 	})
 }
@@ -582,7 +582,7 @@ func TestPatience(t *testing.T) {
 		start := time.Now()
 		err := px.SetConfig(t.Context(), read, map[string]string{"onboot": "0"}, nil)
 		must.Take(t, start, c.took, c.took+2*time.Second)
-		must.Not(t, (err == nil) != (c.err == "") || err != nil && !strings.Contains(err.Error(), c.err) || f.done != map[bool]int{true: 1}[err == nil],
+		must.Hold(t, (err == nil) == (c.err == "") && (err == nil || strings.Contains(err.Error(), c.err)) && f.done == map[bool]int{true: 1}[err == nil],
 			"done %d times: %v; want %q", f.done, err, c.err)
 		must.Contain(t, "hints", strings.Join(fault.Hints(err), "\n"), c.hint)
 		must.Equal(t, "said", c.said, said)
@@ -666,7 +666,7 @@ func TestPatienceWithATarget(t *testing.T) {
 		read, _ := f.VM(t.Context(), 101)
 		f.vm.Lock, f.vm.Config["lock"], f.until = "backup", "backup", time.Now().Add(time.Minute)
 		err := WithPatience(f, 2*time.Second, func(string) {}).MoveDisk(t.Context(), read, "scsi1", 9900, "scsi1")
-		must.Not(t, f.moved != c.moved || (err == nil) != (c.moved == 1) || err != nil && !errors.Is(err, cluster.ErrChanged),
+		must.Hold(t, f.moved == c.moved && (err == nil) == (c.moved == 1) && (err == nil || errors.Is(err, cluster.ErrChanged)),
 			"moved %d times: %v", f.moved, err)
 	})
 }

@@ -25,9 +25,7 @@ import (
 func parse(t *testing.T, text string) config.Documents {
 	t.Helper()
 	docs, err := config.Parse([]byte(text))
-	if err != nil {
-		t.Fatalf("%v\n%s", err, text)
-	}
+	must.Be(t, err == nil, "%v\n%s", err, text)
 	return docs
 }
 
@@ -173,9 +171,7 @@ func TestOfKubernetesVersion(t *testing.T) {
 	} {
 		found, wanted, _ := strings.Cut(text, " → ")
 		changes := config.Compare(parse(t, found), parse(t, wanted))
-		if len(changes) != 1 || changes[0].OfKubernetesVersion() != want {
-			t.Errorf("%s: %+v", text, changes)
-		}
+		must.Hold(t, len(changes) == 1 && changes[0].OfKubernetesVersion() == want, "%s: %+v", text, changes)
 	}
 }
 
@@ -251,9 +247,8 @@ func TestNoConfiguration(t *testing.T) {
 		"a: *hush": "not valid YAML",
 	} {
 		_, err := config.Parse([]byte(text))
-		if err == nil || !strings.Contains(err.Error(), want) || strings.Contains(err.Error(), "hush") {
-			t.Errorf("%.60q: %v, want %s", text, err, want)
-		}
+		must.Hold(t, err != nil && strings.Contains(err.Error(), want) && !strings.Contains(err.Error(), "hush"),
+			"%.60q: %v, want %s", text, err, want)
 	}
 }
 
@@ -291,9 +286,8 @@ func FuzzCompare(f *testing.F) {
 			t.Fatalf("%d differences, %d the other way round, hashes %s and %s:\n%+v", len(there), len(back), a.Hash(), b.Hash(), there)
 		}
 		for _, c := range there {
-			if slices.Contains([]string{c.Document, c.Path, c.Found, c.Wanted}, redact.Mark) {
-				t.Errorf("a journal would refuse %+v", c)
-			}
+			must.Hold(t, !slices.Contains([]string{c.Document, c.Path, c.Found, c.Wanted}, redact.Mark),
+				"a journal would refuse %+v", c)
 			if text := c.Document + c.Path + c.Found + c.Wanted; strings.ContainsAny(text, "\n\r\x1b") {
 				t.Errorf("%q is more than one line", text)
 			}
@@ -333,14 +327,10 @@ func TestRedactedOfGenerated(t *testing.T) {
 			text := encoded(t, generated(t, version, kind, b), encoder.CommentsAll)
 			shown := must.Get(config.Redacted([]byte(text)))(t)
 			for _, secret := range secretsOf(t, b) {
-				if strings.Contains(string(shown), secret) {
-					t.Errorf("%s of %s shows %s", kind, version, secret)
-				}
+				must.Hold(t, !strings.Contains(string(shown), secret), "%s of %s shows %s", kind, version, secret)
 			}
 			for _, c := range config.Compare(parse(t, text), parse(t, string(shown))) {
-				if !strings.Contains(c.Found+c.Wanted, "[redacted") {
-					t.Errorf("%s of %s: %+v", kind, version, c)
-				}
+				must.Hold(t, strings.Contains(c.Found+c.Wanted, "[redacted"), "%s of %s: %+v", kind, version, c)
 			}
 		}
 	}
@@ -414,9 +404,7 @@ func secretsOf(t *testing.T, b *secrets.Bundle) (out []string) {
 			}
 		}
 	}
-	if len(out) < 10 {
-		t.Fatalf("%d secrets in a bundle", len(out))
-	}
+	must.Be(t, len(out) >= 10, "%d secrets in a bundle", len(out))
 	return out
 }
 
@@ -435,13 +423,10 @@ func TestNoSecretIsShown(t *testing.T) {
 			for name, c := range map[string][2]string{"changed": {a, b}, "added": {"", b}, "removed": {a, ""}, "copied": {a, copied}} {
 				changes := config.Compare(parse(t, c[0]), parse(t, c[1]))
 				shown, err := json.Marshal(changes)
-				if err != nil || len(changes) < 5 {
-					t.Fatalf("%s: %d changes, %v", name, len(changes), err)
-				}
+				must.Be(t, err == nil && len(changes) >= 5, "%s: %d changes, %v", name, len(changes), err)
 				for _, secret := range all {
-					if bytes.Contains(shown, []byte(secret)) {
-						t.Errorf("%s, %s, %s: %.12s… is shown in\n%s", version, kind, name, secret, shown)
-					}
+					must.Hold(t, !bytes.Contains(shown, []byte(secret)),
+						"%s, %s, %s: %.12s… is shown in\n%s", version, kind, name, secret, shown)
 				}
 			}
 		}
@@ -525,15 +510,11 @@ func TestWhatTalosRedacts(t *testing.T) {
 			secret = append(secret, text)
 		}
 	}
-	if taken < 37 {
-		t.Errorf("Talos takes %d fields out: the configuration has lost some", taken)
-	}
+	must.Hold(t, taken >= 37, "Talos takes %d fields out: the configuration has lost some", taken)
 	shown, err := json.Marshal(append(config.Compare(parse(t, ""), parse(t, before)), config.Compare(parse(t, before), parse(t, after))...))
 	must.Do(t, err)
 	for _, text := range append(secret, "SEEN") {
-		if bytes.Contains(shown, []byte(text)) {
-			t.Errorf("%s is shown in\n%s", text, shown)
-		}
+		must.Hold(t, !bytes.Contains(shown, []byte(text)), "%s is shown in\n%s", text, shown)
 	}
 	must.Contain(t, "what is no secret", string(shown), "registry.example", "EPHEMERAL", "key1", "10.0.0.0/8")
 }

@@ -57,9 +57,8 @@ func TestCompare(t *testing.T) {
 		for _, c := range CompareSchematics(found, wanted) {
 			got = append(got, c.String())
 		}
-		if !slices.Equal(got, tc.want) || strings.Contains(strings.Join(got, ""), "hush") {
-			t.Errorf("%q, want %q", got, tc.want)
-		}
+		must.Hold(t, slices.Equal(got, tc.want) && !strings.Contains(strings.Join(got, ""), "hush"),
+			"%q, want %q", got, tc.want)
 	})
 	for _, text := range []string{"", "- a", "customization: {extraKernelArgs: hush}", "customization: {meta: [hush]}", "{"} {
 		if _, err := ParseSchematic(text); err == nil || strings.Contains(err.Error(), "hush") {

@@ -127,9 +127,8 @@ func TestSaveSnapshotIsAtomic(t *testing.T) {
 		dir := filepath.Join(t.TempDir(), "made", "here")
 		_, err := SaveSnapshot(t.Context(), filepath.Join(dir, "etcd.db"), c.stream)
 		entries, errDir := os.ReadDir(dir)
-		if errDir != nil || (err == nil) != c.saved || (len(entries) == 1) != c.saved {
-			t.Fatalf("err = %v, files %v, %v", err, entries, errDir)
-		}
+		must.Be(t, errDir == nil && (err == nil) == c.saved && (len(entries) == 1) == c.saved,
+			"err = %v, files %v, %v", err, entries, errDir)
 		for _, e := range entries {
 			if info, err := e.Info(); err != nil || e.Name() != "etcd.db" || info.Mode().Perm() != 0o600 {
 				t.Errorf("%s %v, %v", e.Name(), info.Mode(), err)
@@ -180,9 +179,7 @@ func TestBackUpEtcdWithoutRoom(t *testing.T) {
 	file := filepath.Join(t.TempDir(), "file")
 	must.Get(SaveSnapshot(t.Context(), file, func(w io.Writer) error { _, err := w.Write(e.whole); return err }))(t)
 	_, err := BackUp(t.Context(), e, addrsOfThree, filepath.Join(file, "etcd.db"), func(string) {})
-	if err == nil || len(e.asked) > 0 || len(fault.Hints(err)) == 0 {
-		t.Errorf("asked %q, %v", e.asked, err)
-	}
+	must.Hold(t, err != nil && len(e.asked) == 0 && len(fault.Hints(err)) != 0, "asked %q, %v", e.asked, err)
 }
 
 func TestBackUpEtcd(t *testing.T) {
@@ -242,16 +239,12 @@ func TestBackUpEtcd(t *testing.T) {
 			must.FailAs(t, err, c.kind, c.err...)
 			return
 		}
-		if err != nil || got.Revision != 6 || got.Address.String() != c.asked[len(c.asked)-1] {
-			t.Errorf("%+v, %v", got, err)
-		}
+		must.Hold(t, err == nil && got.Revision == 6 && got.Address.String() == c.asked[len(c.asked)-1], "%+v, %v", got, err)
 		match := len(got.Warnings) == len(c.warnings)
 		for i := range min(len(got.Warnings), len(c.warnings)) {
 			match = match && strings.Contains(got.Warnings[i], c.warnings[i])
 		}
-		if !match {
-			t.Errorf("warnings %q, want %q", got.Warnings, c.warnings)
-		}
+		must.Hold(t, match, "warnings %q, want %q", got.Warnings, c.warnings)
 	})
 }
 

@@ -67,7 +67,7 @@ func TestTakeOut(t *testing.T) {
 		"its own, it runs":  {own, on, true, "qm disk move 101 scsi3"}, // Proxmox moves none of a VM that runs
 	} {
 		got := takeOut(cluster.VM{ID: 101, Host: "pve1", Config: c.config, Running: c.running}, c.disk)
-		must.Not(t, !strings.HasPrefix(got, c.want), "%s: %s", name, got)
+		must.Hold(t, strings.HasPrefix(got, c.want), "%s: %s", name, got)
 	}
 }
 
@@ -127,9 +127,9 @@ func TestBusyStorage(t *testing.T) {
 		rec := openRecord{px: px, id: 9900, run: "r1", node: "wk1", late: new(Late)}
 		m := mover{px: px, record: rec, host: "pve1", say: say}
 		err := m.do(t.Context(), intent, nil)
-		must.Not(t, c.moved != (err == nil) || !c.moved && !errors.Is(err, cluster.ErrStorageBusy), "err = %v", err)
+		must.Hold(t, c.moved == (err == nil) && (c.moved || errors.Is(err, cluster.ErrStorageBusy)), "err = %v", err)
 		moved, took := slices.Contains(g.Done, "move scsi1 of 101 to scsi1 of 9900"), time.Since(began)
-		must.Not(t, moved != c.moved || took != c.took || len(said) != c.said,
+		must.Hold(t, moved == c.moved && took == c.took && len(said) == c.said,
 			"moved %t after %s, said %q", moved, took, said)
 	})
 }
@@ -178,7 +178,7 @@ func TestSending(t *testing.T) {
 		defer cancel()
 		err := r.sending(ctx, cluster.SentShutdown, time.Minute+LateQueue, func(ctx context.Context) error {
 			_, rec, err := r.read(ctx)
-			must.Not(t, err != nil || rec.Sent[cluster.SentShutdown] < 360,
+			must.Hold(t, err == nil && rec.Sent[cluster.SentShutdown] >= 360,
 				"when it is sent the record has %v, %v", rec.Sent, err)
 			if c.late {
 				cluster.NoteUnanswered(ctx)
@@ -192,9 +192,9 @@ func TestSending(t *testing.T) {
 		must.FailIs(t, err, c.err)
 		_, rec, err := r.read(t.Context())
 		_, has := rec.Sent[cluster.SentShutdown]
-		must.Not(t, err != nil || has != c.stays, "afterwards the record has %v, %v", rec.Sent, err)
+		must.Hold(t, err == nil && has == c.stays, "afterwards the record has %v, %v", rec.Sent, err)
 		_, had := c.before[SentStart]
-		must.Not(t, had != (rec.Sent[SentStart] == 600), "the other request: %v", rec.Sent)
+		must.Hold(t, had == (rec.Sent[SentStart] == 600), "the other request: %v", rec.Sent)
 		written := 1
 		if c.before[cluster.SentShutdown] > 0 {
 			written = 0
@@ -220,11 +220,11 @@ func TestLateIsWaitedOut(t *testing.T) {
 		wait(SentStart, 100*time.Second)
 		wait(SentDelete, 300*time.Second)
 		wait(SentDelete, 300*time.Second)
-		must.Not(t, len(said) != 2 || !strings.HasPrefix(said[1], "bring-up/free-blank: ") || !strings.Contains(said[1], "delete of VM 101 that run r1 or an earlier one sent"),
+		must.Hold(t, len(said) == 2 && strings.HasPrefix(said[1], "bring-up/free-blank: ") && strings.Contains(said[1], "delete of VM 101 that run r1 or an earlier one sent"),
 			"said %q", said)
 		must.Do(t, r.record().update(t.Context(), (*parking.Record).Close))
 		_, rec, err := r.record().read(t.Context())
-		must.Not(t, err != nil || len(rec.Sent) > 0 || rec.Open, "record %+v, %v", rec, err)
+		must.Hold(t, err == nil && len(rec.Sent) == 0 && !rec.Open, "record %+v, %v", rec, err)
 	})
 }
 
@@ -275,14 +275,13 @@ func TestRequestOutlivesItsRecord(t *testing.T) {
 	px, r := lateLab(t, parking.Sent{cluster.SentShutdown: 360})
 	must.Do(t, r.record().update(t.Context(), (*parking.Record).Close))
 	_, rec, err := r.record().read(t.Context())
-	if err != nil || rec.Open || rec.Sent[cluster.SentShutdown] != 360 || !rec.ControlPlane {
-		t.Fatalf("closed: %+v, %v", rec, err)
-	}
+	must.Be(t, err == nil && !rec.Open && rec.Sent[cluster.SentShutdown] == 360 && rec.ControlPlane,
+		"closed: %+v, %v", rec, err)
 	mem := parking.Memory{VM: cluster.VM{ID: 101, Config: map[string]string{"scsi0": "fast:vm-101-disk-0"}}, SystemKey: "scsi0"}
 	next, err := parking.Record{Cluster: "lab", Node: "cp1", Run: "r2"}.Opened(mem, &parking.Parking{VM: px.Guests[9900], Record: rec})
-	must.Not(t, err != nil || next.Sent[cluster.SentShutdown] != 360, "opened again: %+v, %v", next, err)
+	must.Hold(t, err == nil && next.Sent[cluster.SentShutdown] == 360, "opened again: %+v, %v", next, err)
 	texts := parking.Parking{VM: px.Guests[9900], Record: rec}.Unanswered()
-	must.Not(t, len(texts) != 1 || !strings.Contains(texts[0], "so recast waits up to 6m0s before it takes another control plane out"),
+	must.Hold(t, len(texts) == 1 && strings.Contains(texts[0], "so recast waits up to 6m0s before it takes another control plane out"),
 		"unanswered: %q", texts)
 }
 
@@ -350,7 +349,7 @@ func TestEverySettingIsCarried(t *testing.T) {
 		r.VM.Config[key] = setting.Value
 		config := must.Get(r.newConfig("isos:iso/recast-new.iso"))(t)
 		given, carried := config[key]
-		must.Not(t, carried != (setting.Fate == vmsetting.Kept) || carried && given != setting.Value,
+		must.Hold(t, carried == (setting.Fate == vmsetting.Kept) && (!carried || given == setting.Value),
 			"%s: the new VM gets %q (%t), want %q %s", key, given, carried, setting.Value, setting.Fate)
 	}
 }

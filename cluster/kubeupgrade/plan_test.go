@@ -69,22 +69,17 @@ func as(s Seen) Seen { return s }
 
 func checkPlan(t *testing.T, tc planCase) {
 	plan, err := NewPlan("c1", tc.to, tc.seen(seenAt(tc.from)))
-	if err != nil || len(plan.Refused) != len(tc.refused) {
-		t.Fatalf("%v, refused %q, want %q", err, plan.Refused, tc.refused)
-	}
+	must.Be(t, err == nil && len(plan.Refused) == len(tc.refused),
+		"%v, refused %q, want %q", err, plan.Refused, tc.refused)
 	for i, want := range tc.refused {
 		must.Contain(t, "refusal", "\n"+plan.Refused[i], "\n"+want)
 	}
-	if len(tc.refused) == 0 && plan.Work() != (tc.changes != "") {
-		t.Errorf("work: %+v", plan)
-	}
+	must.Hold(t, len(tc.refused) != 0 || plan.Work() == (tc.changes != ""), "work: %+v", plan)
 	found := tc.changes == ""
 	for _, n := range plan.Nodes {
 		found = found || slices.ContainsFunc(n.Changes, func(c ImageChange) bool { return c.To == tc.changes })
 	}
-	if !found {
-		t.Errorf("%s is not among %+v", tc.changes, plan.Nodes)
-	}
+	must.Hold(t, found, "%s is not among %+v", tc.changes, plan.Nodes)
 	must.Equal(t, "first node", "cp1", plan.Nodes[0].Node)
 }
 
@@ -154,9 +149,7 @@ func TestKubeVersionOrder(t *testing.T) {
 	ordered := []string{"v1.9.10", "v1.35.4", "v1.36.0-alpha.9", "v1.36.0-alpha.10", "v1.36.0-rc.0", "v1.36.0", "v1.36.1", "v2.0.0"}
 	for i, a := range ordered {
 		x, err := cluster.ParseVersion(a)
-		if err != nil || x.String() != a {
-			t.Fatalf("%s: %v, %v", a, x, err)
-		}
+		must.Be(t, err == nil && x.String() == a, "%s: %v, %v", a, x, err)
 		for j, b := range ordered {
 			y, _ := cluster.ParseVersion(b)
 			must.Equal(t, a+" before "+b, i < j, x.Before(y))
@@ -545,9 +538,8 @@ func TestAwaitOthers(t *testing.T) {
 			p.after(time.Minute, func() { p.pod("cp1", cluster.ControllerManager).Ready = true })
 		}
 		err := p.upgrade().awaitOthers(t.Context(), "x", spotOf{"cp1", cluster.Scheduler})
-		if back != (err == nil) || !back && (fault.KindOf(err) != fault.Refused || len(fault.Hints(err)) == 0) {
-			t.Errorf("err = %v, hints %q", err, fault.Hints(err))
-		}
+		must.Hold(t, back == (err == nil) && (back || fault.KindOf(err) == fault.Refused && len(fault.Hints(err)) != 0),
+			"err = %v, hints %q", err, fault.Hints(err))
 	})
 }
 
@@ -656,9 +648,7 @@ func TestProxyRollOut(t *testing.T) {
 				must.Take(t, start, 0, c.after)
 				return
 			}
-			if time.Since(start) > time.Hour {
-				t.Fatal("it waits for ever")
-			}
+			must.Be(t, time.Since(start) <= time.Hour, "it waits for ever")
 			time.Sleep(5 * time.Minute)
 		}
 	})
@@ -688,9 +678,7 @@ func TestPlanKubernetesLacks(t *testing.T) {
 		"a kubelet":       {of("wk1", func(n *NodeSeen) { n.Machine.KubeletHealthy = false }), 1, "kubelet: Talos' service kubelet is not healthy"},
 	}, func(t *testing.T, tc row) {
 		plan, err := NewPlan("c1", "v1.35.4", tc.seen(seenAt("v1.35.4")))
-		if err != nil || len(plan.Refused) > 0 {
-			t.Fatalf("%v, refused %q", err, plan.Refused)
-		}
+		must.Be(t, err == nil && len(plan.Refused) == 0, "%v, refused %q", err, plan.Refused)
 		got := strings.Join(plan.Nodes[tc.node].Lacks, "; ")
 		must.Equal(t, "lacks", []any{tc.want, tc.want != "", 0}, []any{got, plan.Work(), len(plan.Nodes[tc.node].Changes)})
 	})
@@ -702,9 +690,7 @@ func TestPlanKubernetesProxyHalfDone(t *testing.T) {
 	seen := seenAt("v1.35.4")
 	seen.Proxy.Wanted, seen.Proxy.Updated, seen.Proxy.Available = 2, 1, 2
 	plan, err := NewPlan("c1", "v1.35.4", seen)
-	if err != nil || !plan.Work() || plan.Proxy == nil || plan.Proxy.To != seen.Proxy.Image {
-		t.Errorf("%+v, %v", plan, err)
-	}
+	must.Hold(t, err == nil && plan.Work() && plan.Proxy != nil && plan.Proxy.To == seen.Proxy.Image, "%+v, %v", plan, err)
 }
 
 // TestPlanKubernetesLeftOver: the named command leaves the repositories unchanged.
@@ -727,12 +713,9 @@ func TestPlanKubernetesLeftOver(t *testing.T) {
 		"digest":    {image("cp1", cluster.APIServer, "registry.k8s.io/kube-apiserver:v1.36.1@sha256:00"), "talosctl upgrade-k8s would give kube-apiserver of cp1 another image"},
 	}, func(t *testing.T, tc row) {
 		plan, err := NewPlan("c1", "v1.36.1", tc.seen(seenAt("v1.35.4")))
-		if err != nil || !strings.Contains(plan.LeftOver, tc.want) || len(plan.Refused) > 0 {
-			t.Errorf("%v, %q, %q, want %q", err, plan.Refused, plan.LeftOver, tc.want)
-		}
-		if strings.Contains(tc.want, "--to") != strings.Contains(plan.LeftOver, "--to") {
-			t.Errorf("%q", plan.LeftOver)
-		}
+		must.Hold(t, err == nil && strings.Contains(plan.LeftOver, tc.want) && len(plan.Refused) == 0,
+			"%v, %q, %q, want %q", err, plan.Refused, plan.LeftOver, tc.want)
+		must.Hold(t, strings.Contains(tc.want, "--to") == strings.Contains(plan.LeftOver, "--to"), "%q", plan.LeftOver)
 	})
 	seen := seenAt("v1.35.4")
 	seen.Proxy.Image = "registry.k8s.io/kube-proxy:v1.31.0"

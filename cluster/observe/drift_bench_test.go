@@ -7,6 +7,7 @@ import (
 	"github.com/recast-sh/recast/cluster/observe"
 	"github.com/recast-sh/recast/cluster/observe/observetest"
 	"github.com/recast-sh/recast/internal/heap"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 // maxDiffAllocations limits the comparison of 500 nodes.
@@ -19,9 +20,7 @@ func BenchmarkDiff(b *testing.B) {
 	allocated := heap.Count()
 	for b.Loop() {
 		for i, w := range wanted {
-			if !observe.Diff(w, o.Found[i], clustertest.Past).Stale {
-				b.Fatal("in sync")
-			}
+			must.Be(b, observe.Diff(w, o.Found[i], clustertest.Past).Stale, "in sync")
 		}
 	}
 	if each := allocated() / uint64(b.N); each > maxDiffAllocations {

@@ -261,9 +261,7 @@ func TestNoAddress(t *testing.T) {
 	t.Parallel()
 	f := Found{Name: "wk1"}
 	ReadMachine(t.Context(), Sources{}, nil, cluster.Wanted{Name: "wk1"}, &f)
-	if len(f.Errs) != 1 || !strings.Contains(clustertest.Message(f.Errs[0]), "no address known") {
-		t.Fatalf("%v", f.Errs)
-	}
+	must.Be(t, len(f.Errs) == 1 && strings.Contains(clustertest.Message(f.Errs[0]), "no address known"), "%v", f.Errs)
 	must.Contain(t, "hints", strings.Join(fault.Hints(f.Errs[0]), "\n"), "kubectl get node wk1")
 }
 
@@ -277,9 +275,7 @@ func TestRunsFromISO(t *testing.T) {
 		must.Equal(t, stage, want, m.IsBeingInstalled())
 	}
 	reasons := cluster.DiffInstalled(clustertest.WantedBuild(), m.RunningSystem, "")
-	if len(reasons) == 0 || reasons[0].Code != "boot-iso" || !rollable(reasons[0].Code) {
-		t.Errorf("%+v", reasons)
-	}
+	must.Hold(t, len(reasons) != 0 && reasons[0].Code == "boot-iso" && rollable(reasons[0].Code), "%+v", reasons)
 }
 
 // rolledNode is a node as a finished roll leaves it.
@@ -419,9 +415,8 @@ func TestKubernetesVersionIsNotForARoll(t *testing.T) {
 	w, f := rolledNode()
 	w.Kubernetes = "v1.36.0"
 	d := Diff(w, f, clustertest.Past)
-	if !d.Stale || d.Rollable() || rollable("kubernetes-version") || !rollable("talos-version") {
-		t.Errorf("a roll can do something about %+v", d)
-	}
+	must.Hold(t, d.Stale && !d.Rollable() && !rollable("kubernetes-version") && rollable("talos-version"),
+		"a roll can do something about %+v", d)
 	f.Machine.TalosVersion = "v1.13.8"
 	must.Equal(t, "a roll can renew an old Talos", true, Diff(w, f, clustertest.Past).Rollable())
 }

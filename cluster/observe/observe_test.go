@@ -76,9 +76,8 @@ func TestParkingVMsOfANode(t *testing.T) {
 		}
 		f, err := MatchNodes(cluster.Wanted{Name: "wk1"}, &o, nil)
 		if err != nil || tc.err != "" {
-			if fault.KindOf(err) != fault.Refused || err.Error() != tc.err || len(fault.Hints(err)) == 0 {
-				t.Errorf("err = %v, hints %q", err, fault.Hints(err))
-			}
+			must.Hold(t, fault.KindOf(err) == fault.Refused && err.Error() == tc.err && len(fault.Hints(err)) != 0,
+				"err = %v, hints %q", err, fault.Hints(err))
 			return
 		}
 		var got cluster.VMID
@@ -135,9 +134,8 @@ func TestReadOwnPod(t *testing.T) {
 	}, func(t *testing.T, c row) {
 		o := c.seen
 		err := o.readOwnPod(t.Context(), Sources{Kube: c.kube})
-		if o.OwnPod != c.want || !errors.Is(err, c.err) || (err == nil) != (c.err == nil) {
-			t.Errorf("%+v, %v; want %+v, %v", o.OwnPod, err, c.want, c.err)
-		}
+		must.Hold(t, o.OwnPod == c.want && errors.Is(err, c.err) && (err == nil) == (c.err == nil),
+			"%+v, %v; want %+v, %v", o.OwnPod, err, c.want, c.err)
 	})
 }
 
@@ -187,9 +185,7 @@ func TestTracesOfABrokenCluster(t *testing.T) {
 	runs := cluster.VM{ID: 9001, Name: "cp1", Host: "pve1", Running: true}
 	o := Observation{First: "cp1", Parking: []parking.Parking{{VM: cluster.VM{ID: 9090, Host: "pve1"}, Record: parking.Record{Node: "cp1", Kept: []parking.KeptDisk{{Key: "scsi30", Run: "r1"}}}}}}
 	texts := append(o.TracesOfCluster("cp1"), "it has "+runs.String()+asItIs(runs)+": "+o.whose("give that VM another name"))
-	if len(texts) != 2 {
-		t.Fatal(texts)
-	}
+	must.Be(t, len(texts) == 2, "%v", texts)
 	for _, text := range texts {
 		if !strings.Contains(text, "recast rebuild cp1 --from SNAPSHOT") || strings.Contains(text, "delete") || strings.Contains(text, "destroy it ") {
 			t.Error(text)
@@ -377,9 +373,7 @@ type roomCase struct {
 
 func checkRoom(t *testing.T, tc roomCase) {
 	uses := SpaceUses(tc.disks, map[string]cluster.Room{"pve1": tc.room})
-	if len(uses) != 1 {
-		t.Fatalf("%+v", uses)
-	}
+	must.Be(t, len(uses) == 1, "%+v", uses)
 	must.Equal(t, "got", tc.want, uses[0].Lacks(tc.atOnce))
 	must.Equal(t, "got", tc.warn, uses[0].Warn())
 }
@@ -779,9 +773,8 @@ func TestConfigVolumes(t *testing.T) {
 	} {
 		f := Found{File: tc.file, Machine: &cluster.Machine{Configs: tc.has, ConfigHidden: tc.hidden, RunningSystem: cluster.RunningSystem{TalosVersion: tc.runs}}}
 		got := readConfigVolumes(reads{}, cluster.Wanted{Build: cluster.Build{TalosVersion: wanted}}, &f)
-		if ids(got.Runs) != tc.now || ids(got.Keeps) != tc.keeps || (got.Err != nil) != (tc.err != "") {
-			t.Errorf("%s: %+v", name, got)
-		}
+		must.Hold(t, ids(got.Runs) == tc.now && ids(got.Keeps) == tc.keeps && (got.Err != nil) == (tc.err != ""),
+			"%s: %+v", name, got)
 	}
 }
 
@@ -816,9 +809,7 @@ func TestSelectorsWhileDisksAreMissing(t *testing.T) {
 		differences := must.Get(shape.Compare(tc.vm, nil, tc.shape))(t)
 		f := Found{VM: &tc.vm, Shape: differences, File: &cluster.FoundFile{Selectors: []cluster.DiskSelector{none}}}
 		got := f.Selectors(func(string) bool { return false })
-		if (got[0].Unknown != "") != tc.unknown || f.File.Selectors[0].Unknown != "" {
-			t.Errorf("%s: %+v", name, got)
-		}
+		must.Hold(t, (got[0].Unknown != "") == tc.unknown && f.File.Selectors[0].Unknown == "", "%s: %+v", name, got)
 	}
 }
 

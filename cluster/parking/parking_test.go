@@ -140,7 +140,7 @@ func TestBlankDiskIsIdentified(t *testing.T) {
 	} {
 		tc.disk.Device = "sda"
 		got := len(tc.mem.BlankDisks(cluster.Machine{Disks: []cluster.MachineDisk{tc.disk, {Device: "sdb", Serial: "data", SizeBytes: 20 << 30}}}))
-		must.Not(t, got == 1 != tc.want, "%s: %d disks", name, got)
+		must.Hold(t, got == 1 == tc.want, "%s: %d disks", name, got)
 	}
 }
 
@@ -150,7 +150,7 @@ func TestParked(t *testing.T) {
 		p.Record.Disks = []ParkedDisk{{Key: "scsi0", ParkKey: "scsi29", System: true}, {Key: "scsi1", ParkKey: "scsi1"}, {Key: "scsi2", Holder: 9101}}
 	})
 	got := p.Parked()
-	must.Not(t, got != nil, "before anything is handed over: %v", got)
+	must.Hold(t, got == nil, "before anything is handed over: %v", got)
 	p.VM.Config["scsi1"] = "dir:9900/vm-9900-disk-0.raw,size=8G"
 	must.Equal(t, "parked", []string{"scsi1"}, p.Parked())
 }
@@ -209,7 +209,7 @@ func TestRemembered(t *testing.T) {
 	must.Equal(t, "remembered", was, must.Get(Record{Node: "wk1", Memory: packed}.Remembered())(t))
 	for _, broken := range []string{"", "?", packed[:len(packed)/2]} {
 		_, err := (Record{Node: "wk1", VMID: 101, Memory: broken}).Remembered()
-		must.Not(t, err == nil, "reads %q", broken)
+		must.Hold(t, err != nil, "reads %q", broken)
 	}
 }
 
@@ -238,9 +238,7 @@ func TestRecordSurvivesADescription(t *testing.T) {
 	must.Contain(t, "what a person reads", text, "wk1", "VM 9011", "c1", "Never start it")
 	// Proxmox gives descriptions back with a line break at the end.
 	got, ok, err := ReadRecord(cluster.VM{Config: map[string]string{"description": text + "\n"}})
-	if err != nil || !ok {
-		t.Fatalf("ok %t, err %v", ok, err)
-	}
+	must.Be(t, err == nil && ok, "ok %t, err %v", ok, err)
 	must.Equal(t, "got", rec, got, cmp.Comparer(func(a, b netip.Addr) bool { return a == b }))
 }
 
@@ -250,7 +248,7 @@ func TestReadRecordOfOtherVMs(t *testing.T) {
 		t.Errorf("ok %t, err %v", ok, err)
 	}
 	_, ok, err := ReadRecord(cluster.VM{ID: 9, Config: map[string]string{"description": RecordMark + `{"node":`}})
-	must.Not(t, !ok || err == nil, "a damaged record: ok %t, err %v", ok, err)
+	must.Hold(t, ok && err != nil, "a damaged record: ok %t, err %v", ok, err)
 }
 
 // TestRecordOfANewerRecast: what this recast does not know, it refuses, rather than to drop it when it writes
@@ -269,16 +267,14 @@ func TestRecordOfANewerRecast(t *testing.T) {
 		"no strategy":     {`"strategy":"recreate",`, "", "someone has edited it: it lacks its strategy", Record{}},
 		"no stage":        {`"stage":"serves"`, `"nth":1`, "someone has edited it: it lacks its stage", Record{}},
 	} {
-		if !strings.Contains(text, tc.old) {
-			t.Fatalf("%s has no %s", text, tc.old)
-		}
+		must.Be(t, strings.Contains(text, tc.old), "%s has no %s", text, tc.old)
 		vm := cluster.VM{ID: 9050, Config: map[string]string{"description": strings.Replace(text, tc.old, tc.fresh, 1)}}
 		got, ok, err := ReadRecord(vm)
-		must.Not(t, !ok || (tc.want == "") != (err == nil) || err != nil && (!strings.Contains(err.Error(), tc.want) || fault.KindOf(err) != fault.Refused || !strings.Contains(fault.Hints(err)[0], "newer")),
+		must.Hold(t, ok && (tc.want == "") == (err == nil) && (err == nil || strings.Contains(err.Error(), tc.want) && fault.KindOf(err) == fault.Refused && strings.Contains(fault.Hints(err)[0], "newer")),
 			"%s: ok %t, %v, hints %q", name, ok, err, fault.Hints(err))
 		must.Equal(t, name, tc.whose, got, cmp.Comparer(func(a, b netip.Addr) bool { return a == b }))
 		ours, err := AllParkings([]cluster.VM{vm}, "c1")
-		must.Not(t, (err == nil) != (tc.want == "") || len(ours) > 0 != (err == nil),
+		must.Hold(t, (err == nil) == (tc.want == "") && len(ours) > 0 == (err == nil),
 			"%s: %d parking VMs, %v", name, len(ours), err)
 		if _, err := AllParkings([]cluster.VM{vm}, "c2"); (err != nil) != (tc.whose.Cluster == "") {
 			t.Errorf("%s, for another cluster: %v", name, err)
@@ -292,7 +288,7 @@ func TestRecordTooLargeForADescription(t *testing.T) {
 	t.Parallel()
 	rec := Record{Disks: []ParkedDisk{{Options: strings.Repeat("x", cluster.MaxDescription)}}}
 	_, err := rec.Description()
-	must.Not(t, err == nil, "Proxmox would have refused this description in the middle of a roll")
+	must.Hold(t, err != nil, "Proxmox would have refused this description in the middle of a roll")
 }
 
 func TestMarkDescription(t *testing.T) {
@@ -324,7 +320,7 @@ func TestParkingKeys(t *testing.T) {
 		taken["scsi"+strconv.Itoa(i)] = true
 	}
 	_, err := parkingKey("scsi4", false, taken)
-	must.Not(t, err == nil, "no key is free, yet one was found")
+	must.Hold(t, err != nil, "no key is free, yet one was found")
 }
 
 func TestWrongBlank(t *testing.T) {
@@ -455,7 +451,7 @@ func TestWayBack(t *testing.T) {
 		t.Errorf("the record is not the one last line: %q", rest)
 	}
 	encoded := regexp.MustCompile(`%[0-9A-Fa-f]{2}`)
-	must.Not(t, encoded.MatchString(text), "Proxmox before 9 would decode %q", encoded.FindString(text))
+	must.Hold(t, !encoded.MatchString(text), "Proxmox before 9 would decode %q", encoded.FindString(text))
 }
 
 // manyDrives returns a VM with ten disks, four network cards and everything else that a VM may have.
@@ -506,12 +502,12 @@ func TestWayBackFits(t *testing.T) {
 		in := &Intent{From: 90110, Key: "scsi9", Volid: "ceph-nvme:vm-90110-disk-11", To: 9900, ToKey: "scsi9", Options: strings.Repeat("x", 120)}
 		rec := undoRecord(t, vm, in)
 		text := must.Get(rec.Description())(t)
-		must.Not(t, len(text) > cluster.MaxDescription, "%d bytes", len(text))
+		must.Hold(t, len(text) <= cluster.MaxDescription, "%d bytes", len(text))
 		must.Equal(t, "commands", c.commands, strings.Contains(text, "qm create 90110 "))
-		must.Not(t, !c.commands && len(text)+len(noRoom) < cluster.MaxDescription && !strings.Contains(text, "see docs/notes/proxmox.md"),
+		must.Hold(t, c.commands || len(text)+len(noRoom) >= cluster.MaxDescription || strings.Contains(text, "see docs/notes/proxmox.md"),
 			"it does not say where else to look: %s", text)
 		got, ok, err := ReadRecord(cluster.VM{Config: map[string]string{"description": text}})
-		must.Not(t, err != nil || !ok || got.Memory != rec.Memory || len(got.Disks) != 12, "ok %t, %v", ok, err)
+		must.Hold(t, err == nil && ok && got.Memory == rec.Memory && len(got.Disks) == 12, "ok %t, %v", ok, err)
 	})
 }
 
@@ -589,7 +585,7 @@ func TestShellFunctions(t *testing.T) {
 			cmd.Env = append(os.Environ(), "PATH="+bin+":"+os.Getenv("PATH"))
 			out, err := cmd.Output()
 			got := strings.TrimSpace(string(out))
-			must.Not(t, got != test.want || (err != nil) != test.no, "%q, %v", got, err)
+			must.Hold(t, got == test.want && (err != nil) == test.no, "%q, %v", got, err)
 		})
 	}
 }

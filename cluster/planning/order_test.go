@@ -229,9 +229,8 @@ func TestOwnPodRefuses(t *testing.T) {
 		p := Plan{Nodes: []NodePlan{c.node}, ControlPlanes: make([]cluster.Endpoint, c.planes)}
 		heedOwnPod(&p, observe.Observation{OwnPod: c.own, Dark: c.dark})
 		refused := strings.Join(p.Nodes[0].Refused, "; ")
-		if (refused != "") != (c.want != "") || !strings.Contains(refused, c.want) {
-			t.Errorf("refused %q, want %q", refused, c.want)
-		}
+		must.Hold(t, (refused != "") == (c.want != "") && strings.Contains(refused, c.want),
+			"refused %q, want %q", refused, c.want)
 	})
 }
 
@@ -291,9 +290,8 @@ func TestPausedNodesStay(t *testing.T) {
 		t.Errorf("%+v", work)
 	}
 	for _, n := range plan.Nodes {
-		if n.Node == "wk1" && (n.Why != "paused: a disk is being replaced" || !n.Drift.Stale || len(n.Slots) > 0) {
-			t.Errorf("%+v", n)
-		}
+		must.Hold(t, n.Node != "wk1" || n.Why == "paused: a disk is being replaced" && n.Drift.Stale && len(n.Slots) == 0,
+			"%+v", n)
 	}
 }
 
@@ -514,17 +512,15 @@ func TestPlanShowsTheFile(t *testing.T) {
 		}
 		must.Equal(t, "changes", tc.changes, shown.Changes)
 		must.Equal(t, "applied", tc.applied, shown.Applied)
-		if tc.applied && (len(shown.Hash) != 64 || shown.Runs != cluster.ConfigSum([]byte(tc.runs))) {
-			t.Errorf("the plan is bound to %q and %q", shown.Hash, shown.Runs)
-		}
+		must.Hold(t, !tc.applied || len(shown.Hash) == 64 && shown.Runs == cluster.ConfigSum([]byte(tc.runs)),
+			"the plan is bound to %q and %q", shown.Hash, shown.Runs)
 		for _, text := range []struct {
 			what, want string
 			got        []string
 		}{{"notes", tc.note, n.Notes}, {"refusals", tc.refused, n.Refused}} {
 			all := strings.Join(text.got, "\n")
-			if !strings.Contains(all, text.want) || text.want == "" && strings.Contains(all, "machineConfigs") {
-				t.Errorf("%s: %q, want %q", text.what, all, text.want)
-			}
+			must.Hold(t, strings.Contains(all, text.want) && (text.want != "" || !strings.Contains(all, "machineConfigs")),
+				"%s: %q, want %q", text.what, all, text.want)
 		}
 	})
 }
@@ -671,9 +667,7 @@ func TestAFileWithNoWayOut(t *testing.T) {
 			file.Encryption = []cluster.Encryption{tc.seals}
 		}
 		got := strings.Join(n.refusedConfig(file), "\n")
-		if !strings.Contains(got, tc.want) || tc.want == "" && got != "" {
-			t.Errorf("refused %q, want %q", got, tc.want)
-		}
+		must.Hold(t, strings.Contains(got, tc.want) && (tc.want != "" || got == ""), "refused %q, want %q", got, tc.want)
 	})
 }
 

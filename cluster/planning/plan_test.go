@@ -158,12 +158,8 @@ func TestPlanWhileAHostIsAway(t *testing.T) {
 		if diff := cmp.Diff(tc.want, n.Refused); diff != "" || n.Strategy != tc.strategy || len(plan.Work()) != 1 {
 			t.Errorf("%s: %s", n.Strategy, diff)
 		}
-		if !strings.HasPrefix(strings.Join(n.Notes, "\n"), tc.notes) {
-			t.Errorf("notes: %q", n.Notes)
-		}
-		if !slices.Contains(plan.Warn, down) {
-			t.Errorf("warnings: %q", plan.Warn)
-		}
+		must.Hold(t, strings.HasPrefix(strings.Join(n.Notes, "\n"), tc.notes), "notes: %q", n.Notes)
+		must.Hold(t, slices.Contains(plan.Warn, down), "warnings: %q", plan.Warn)
 	})
 }
 
@@ -398,9 +394,8 @@ func TestOutageIsExpectedFromThePast(t *testing.T) {
 	} {
 		n := NodePlan{Node: "wk1", Role: cluster.Worker, Strategy: cluster.Recreate}
 		n.Estimate(tc.past)
-		if n.OutageSeconds != tc.outage || n.WholeSeconds != tc.whole || n.OutageFrom != tc.from {
-			t.Errorf("%s: %d, %d, %q", name, n.OutageSeconds, n.WholeSeconds, n.OutageFrom)
-		}
+		must.Hold(t, n.OutageSeconds == tc.outage && n.WholeSeconds == tc.whole && n.OutageFrom == tc.from,
+			"%s: %d, %d, %q", name, n.OutageSeconds, n.WholeSeconds, n.OutageFrom)
 	}
 }
 
@@ -450,9 +445,8 @@ func TestPlanReadsBack(t *testing.T) {
 	b := asJSON(t, plan)
 	got := must.Get(Read(b))(t)
 	must.Equal(t, "got", string(b), string(asJSON(t, got)))
-	if len(plan.ID) != 16 || got.ID != plan.ID || sealed(t, nil, Policy{}).ID != plan.ID {
-		t.Errorf("ID %q, read %q", plan.ID, got.ID)
-	}
+	must.Hold(t, len(plan.ID) == 16 && got.ID == plan.ID && sealed(t, nil, Policy{}).ID == plan.ID,
+		"ID %q, read %q", plan.ID, got.ID)
 }
 
 func TestPlanIsReadStrictly(t *testing.T) {
@@ -473,9 +467,8 @@ func TestPlanIsReadStrictly(t *testing.T) {
 		"begins with a rest": {string(asJSON(t, resumed)), "it begins with " + resumed.Nodes[0].Node + ", which was left unfinished then", fault.Refused},
 	} {
 		_, err := Read([]byte(tc.text))
-		if err == nil || fault.KindOf(err) != tc.kind || !strings.HasPrefix(err.Error(), tc.want) {
-			t.Errorf("%s: %v", name, err)
-		}
+		must.Hold(t, err != nil && fault.KindOf(err) == tc.kind && strings.HasPrefix(err.Error(), tc.want),
+			"%s: %v", name, err)
 	}
 }
 
@@ -539,12 +532,9 @@ func TestFollow(t *testing.T) {
 			_, lines, _ := strings.Cut(err.Error(), ":\n  ")
 			moved = strings.ReplaceAll(lines, "\n  ", "; ")
 		}
-		if moved != tc.want || (err != nil) != (fault.KindOf(err) == fault.Refused) {
-			t.Errorf("%q, want %q; %v", moved, tc.want, err)
-		}
-		if err == nil && got.ID != saved.ID {
-			t.Errorf("it is plan %s, not %s", got.ID, saved.ID)
-		}
+		must.Hold(t, moved == tc.want && (err != nil) == (fault.KindOf(err) == fault.Refused),
+			"%q, want %q; %v", moved, tc.want, err)
+		must.Hold(t, err != nil || got.ID == saved.ID, "it is plan %s, not %s", got.ID, saved.ID)
 	})
 }
 
@@ -554,9 +544,7 @@ func TestFollowKeepsTheOrder(t *testing.T) {
 	saved := sealed(t, nil, Policy{Canary: true, CanaryNode: "wk2"})
 	now := must.Get(sealed(t, nil, Policy{}).Follow(saved, false))(t)
 	must.Equal(t, "got", saved.Batches, now.Batches)
-	if now.Work()[0].Found.VM == nil {
-		t.Error("what was found is not in the plan any more")
-	}
+	must.Hold(t, now.Work()[0].Found.VM != nil, "what was found is not in the plan any more")
 }
 
 func TestFollowWhatItWasMadeFrom(t *testing.T) {

@@ -156,9 +156,8 @@ func TestAConfigurationThatChangesAVolume(t *testing.T) {
 				n = withVolume(s, tc.volume, keeps)
 				n.Wanted.AcceptLoss = []string{tc.volume.ID}
 				n.planVolumes()
-				if (len(n.Refused) > 0) != (refused && tc.final) || refused != (len(n.Refused)+len(n.WillLose) == 1) {
-					t.Errorf("%s, %s: accepted, and refused %q, shown %q", name, s, n.Refused, n.WillLose)
-				}
+				must.Hold(t, (len(n.Refused) > 0) == (refused && tc.final) && refused == (len(n.Refused)+len(n.WillLose) == 1),
+					"%s, %s: accepted, and refused %q, shown %q", name, s, n.Refused, n.WillLose)
 			}
 		}
 	}
@@ -356,9 +355,7 @@ func TestPlanCountsTheNumbersOfParkingVMs(t *testing.T) {
 		for _, n := range plan.Work() {
 			refused[n.Node] = strings.Join(n.Refused, "; ")
 		}
-		if len(refused) != 2 || refused["wk1"] != "" || refused["wk2"] != tc.want {
-			t.Errorf("%q", refused)
-		}
+		must.Hold(t, len(refused) == 2 && refused["wk1"] == "" && refused["wk2"] == tc.want, "%q", refused)
 	})
 }
 
@@ -419,9 +416,7 @@ func TestReshape(t *testing.T) {
 		c.policy.Only = []string{c.node}
 		plan := planned(t, wanted, o, c.policy)
 		n := plan.Nodes[0]
-		if n.Strategy != c.strategy || !strings.HasPrefix(n.Why, c.why) {
-			t.Errorf("planned as %q: %s", n.Strategy, n.Why)
-		}
+		must.Hold(t, n.Strategy == c.strategy && strings.HasPrefix(n.Why, c.why), "planned as %q: %s", n.Strategy, n.Why)
 		if refused := strings.Join(n.Refused, "; "); (refused == "") != (c.refused == "") || !strings.Contains(refused, c.refused) {
 			t.Errorf("refused: %q, want %q", refused, c.refused)
 		}
@@ -653,9 +648,7 @@ func TestUndo(t *testing.T) {
 				return runs, !c.unsure || len(runs) == 1
 			},
 		})
-		if c.says != "" && said != c.says || len(c.only) > 0 && said != "" {
-			t.Errorf("said %q, want %q", said, c.says)
-		}
+		must.Hold(t, (c.says == "" || said == c.says) && (len(c.only) == 0 || said == ""), "said %q, want %q", said, c.says)
 		if c.err != "" {
 			must.Fail(t, err, c.err)
 			if kind := fault.KindOf(err); kind != fault.Refused && kind != fault.Config {

@@ -135,9 +135,8 @@ func checkJudged(t *testing.T, tc judgeCase) {
 	var got []string
 	for _, v := range kept {
 		got = append(got, verdictText(fmt.Sprintf("%d %s", v.Parking, v.Key), v.Goes, v.Keep))
-		if v.Volid != "" && (!strings.HasPrefix(v.Volid, "fast:vm-") || v.Talos != "v1.13.8" || v.Host == "") {
-			t.Errorf("verdict %+v", v)
-		}
+		must.Hold(t, v.Volid == "" || strings.HasPrefix(v.Volid, "fast:vm-") && v.Talos == "v1.13.8" && v.Host != "",
+			"verdict %+v", v)
 	}
 	for _, v := range parks {
 		got = append(got, verdictText(fmt.Sprint(v.VMID), v.Goes, v.Keep))

@@ -90,9 +90,7 @@ func TestExposed(t *testing.T) {
 	must.Each(t, cases, func(t *testing.T, tc row) {
 		var got []string
 		for _, e := range Exposed(tc.systems, "a", func(node string) bool { return slices.Contains(tc.away, node) }) {
-			if e.Remedy == "" {
-				t.Errorf("no remedy for %s", e)
-			}
+			must.Hold(t, e.Remedy != "", "no remedy for %s", e)
 			got = append(got, e.String())
 		}
 		must.Equal(t, "-want +got", tc.want, strings.Join(got, "\n"))

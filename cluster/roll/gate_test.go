@@ -361,9 +361,9 @@ func TestAwaitGate(t *testing.T) {
 				steps = n.userGates.After()
 			}
 			err := steps[0].Do(t.Context())
-			must.Not(t, clustertest.Message(err) != ask.want || time.Since(start) != ask.took,
+			must.Hold(t, clustertest.Message(err) == ask.want && time.Since(start) == ask.took,
 				"%s: after %s: %v", ask.when, time.Since(start), err)
-			must.Not(t, ask.when == "before" && strings.Contains(ask.want, "gave up") && fault.KindOf(err) != fault.Refused,
+			must.Hold(t, ask.when != "before" || !strings.Contains(ask.want, "gave up") || fault.KindOf(err) == fault.Refused,
 				"before: kind %d", fault.KindOf(err))
 		}
 	})
@@ -411,7 +411,7 @@ func TestStepsOfGates(t *testing.T) {
 		var got []string
 		for _, s := range append(n.userGates.Before(), n.userGates.After()...) {
 			got = append(got, s.ID)
-			must.Not(t, !s.Yields, "%s does not yield", s.ID)
+			must.Hold(t, s.Yields, "%s does not yield", s.ID)
 		}
 		must.Equal(t, "asked", c.want, strings.Join(got, " "))
 	})

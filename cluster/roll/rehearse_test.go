@@ -307,7 +307,7 @@ func TestDryCreate(t *testing.T) {
 	must.Do(t, run.Do(t.Context()))
 	must.Equal(t, "done", "create 9800\nset 9800 map[protection:0] delete []\ndelete 9800", strings.Join(s.px.Done, "\n"))
 	done, err := run.Skip(t.Context())
-	must.Not(t, done == "" || err != nil, "after: %q, %v", done, err)
+	must.Hold(t, done != "" && err == nil, "after: %q, %v", done, err)
 }
 
 // allocating gives new disks a name, as a storage does.
@@ -369,7 +369,7 @@ func TestUnprovedHints(t *testing.T) {
 	}, func(t *testing.T, c testCase) {
 		err := unproved(t.Context(), fault.Refusedf("no"), errSilent, []planning.NodePlan{c.node}, "reimage keeps the VM")
 		got := strings.Join(fault.Hints(err), "\n")
-		must.Not(t, got != c.want || err.Error() != "no", "%v: %s, want %s", err, got, c.want)
+		must.Hold(t, got == c.want && err.Error() == "no", "%v: %s, want %s", err, got, c.want)
 	})
 }
 
@@ -382,6 +382,6 @@ func TestAScratchVMThatStays(t *testing.T) {
 	s.px.Set(9800, map[string]string{"scsi5": "fast:vm-9800-disk-7"})
 	err := s.pruner().delete(t.Context(), 9800, "s")
 	hint := strings.Join(fault.Hints(err), "\n")
-	must.Not(t, err == nil || strings.Contains(hint, "destroy") || !strings.Contains(hint, "recast prune deletes it, once it is as recast made it"),
+	must.Hold(t, err != nil && !strings.Contains(hint, "destroy") && strings.Contains(hint, "recast prune deletes it, once it is as recast made it"),
 		"%v: %s", err, hint)
 }

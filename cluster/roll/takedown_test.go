@@ -108,7 +108,7 @@ func TestDrainInPlaceKeepsTheMarkOfAnInstalledSystem(t *testing.T) {
 		budget := errors.New("pods left")
 		k := &drainedKube{mark: c.mark, fails: map[string]error{"drain": budget}}
 		err := (&inPlace{node: drainedNode(k)}).drainMarked(t.Context())
-		must.Not(t, !errors.Is(err, budget) || strings.Contains(strings.Join(fault.Hints(err), "\n"), again) != c.hint,
+		must.Hold(t, errors.Is(err, budget) && strings.Contains(strings.Join(fault.Hints(err), "\n"), again) == c.hint,
 			"%v, hints %q", err, fault.Hints(err))
 		must.Equal(t, "calls", c.calls, k.calls)
 	})
@@ -129,7 +129,7 @@ func TestEvictBacksOutOfACordon(t *testing.T) {
 		empty := func(context.Context, time.Time) error { t.Error("not drained, and yet empty"); return nil }
 		backs := false
 		err := drainedNode(k).evict(t.Context(), "take-down/drain", cluster.Mark{}, empty, func() error { backs = true; return nil })
-		must.Not(t, !errors.Is(err, c.cordon) || backs != c.backs || slices.Contains(k.calls, "drain"),
+		must.Hold(t, errors.Is(err, c.cordon) && backs == c.backs && !slices.Contains(k.calls, "drain"),
 			"%v, backed out: %t, calls %q", err, backs, k.calls)
 	})
 }
@@ -140,7 +140,7 @@ func TestOwnPodIsEvicted(t *testing.T) {
 	k := &drainedKube{fails: map[string]error{"drain": fault.As(fault.Interrupted, errors.New("this run's own pod was evicted"))}}
 	empty := func(context.Context, time.Time) error { t.Error("not drained, and yet empty"); return nil }
 	err := drainedNode(k).evict(t.Context(), "take-down/drain", cluster.Mark{}, empty, func() error { t.Error("it backed out"); return nil })
-	must.Not(t, fault.KindOf(err) != fault.Interrupted || cluster.IsUnanswered(err),
+	must.Hold(t, fault.KindOf(err) == fault.Interrupted && !cluster.IsUnanswered(err),
 		"%v (kind %d)", err, fault.KindOf(err))
 	must.Equal(t, "calls", []string{"cordon", "drain"}, k.calls)
 }
@@ -188,7 +188,7 @@ func TestDisksStay(t *testing.T) {
 	}, func(t *testing.T, c testCase) {
 		err := drainedNode(&drainedKube{attached: c.attached}).disksStay(t.Context(), c.disks, errors.New("still there"))
 		hints := strings.Join(fault.Hints(err), "\n")
-		must.Not(t, strings.Contains(hints, keep) != c.keep || strings.Contains(hints, lost) != c.lost,
+		must.Hold(t, strings.Contains(hints, keep) == c.keep && strings.Contains(hints, lost) == c.lost,
 			"hints %q", fault.Hints(err))
 	})
 }
@@ -229,7 +229,7 @@ func TestBlankMachineOfAnotherKind(t *testing.T) {
 		m.Disks = []cluster.MachineDisk{{Device: "sda", Serial: "s", Blank: true}}
 		tc.change(&m)
 		got := clustertest.Message(n.checkBlank(m, parking.Memory{VM: cluster.VM{Config: map[string]string{"virtio0": "f:vm-1-disk-0"}}, SystemKey: "virtio0", DiskSerial: "s"}, parking.Record{}))
-		must.Not(t, got != tc.want, "%s: %s", name, got)
+		must.Hold(t, got == tc.want, "%s: %s", name, got)
 	}
 }
 
@@ -393,7 +393,7 @@ func TestApplyHints(t *testing.T) {
 		all(begun, saved, fails("apply", c.answer))(s)
 		s.Ready()
 		err := nodeOf(s).applyToBlank(t.Context(), cluster.MachineDisk{}, cluster.KubernetesImages{})
-		must.Not(t, !errors.Is(err, c.answer) || strings.Contains(strings.Join(fault.Hints(err), "\n"), "waits for one in maintenance mode") != c.waits,
+		must.Hold(t, errors.Is(err, c.answer) && strings.Contains(strings.Join(fault.Hints(err), "\n"), "waits for one in maintenance mode") == c.waits,
 			"%v, %q", err, fault.Hints(err))
 	})
 }
@@ -501,7 +501,7 @@ func TestNumbersOfParkingVMs(t *testing.T) {
 		px.taken = slices.DeleteFunc(px.taken, func(id cluster.VMID) bool { return id == c.freed })
 		px.looked = 0
 		got, err := exchange.CreateParking(t.Context(), px, cluster.VM{Host: "pve1"}, parking.Record{Node: fmt.Sprint("wk", i)}, ids, &numbers, noted)
-		must.Not(t, err != nil || got != c.want || px.looked != c.looks,
+		must.Hold(t, err == nil && got == c.want && px.looked == c.looks,
 			"took %d after %d looks, want %d after %d: %v", got, px.looked, c.want, c.looks, err)
 	}
 	if id, err := exchange.CreateParking(t.Context(), px, cluster.VM{Host: "pve1"}, parking.Record{}, ids, &numbers, noted); err == nil {
@@ -551,7 +551,7 @@ func TestSlowParkingVM(t *testing.T) {
 		px := &parkingPlace{taken: []cluster.VMID{9001}, late: map[cluster.VMID]string{9001: text}, ready: begun.Add(3 * time.Minute), killed: c.killed}
 		var numbers parking.Numbers
 		got, err := exchange.CreateParking(t.Context(), px, cluster.VM{Host: "pve1"}, rec, []cluster.VMID{9001, 9002}, &numbers, noted)
-		must.Not(t, err != nil || got != c.want || time.Since(begun) > c.after,
+		must.Hold(t, err == nil && got == c.want && time.Since(begun) <= c.after,
 			"took %d after %s, want %d within %s: %v", got, time.Since(begun), c.want, c.after, err)
 	})
 }
@@ -598,12 +598,12 @@ func TestPlanOfANodeOnAHostThatIsAway(t *testing.T) {
 		plan := must.Get(planning.New("c1", wanted, o, clustertest.Past, planning.Policy{}))(t)
 		want := []string{"wk2: " + tc.where + ", and Proxmox host pve2 is offline: bring pve2 back, or leave the node out with --exclude"}
 		diff := cmp.Diff(want, plan.Refused())
-		must.Not(t, diff != "" || plan.Nodes[2].Host != "pve2", "host %s: %s", plan.Nodes[2].Host, diff)
+		must.Hold(t, diff == "" && plan.Nodes[2].Host == "pve2", "host %s: %s", plan.Nodes[2].Host, diff)
 		_, _, err := planning.ForUndo(t.Context(), "c1", wanted, o, nil, nil, planning.Policy{Only: []string{"wk2"}}, planning.Undone{Way: planning.Cancel})
-		must.Not(t, fault.KindOf(err) != fault.Refused || err.Error() != "node wk2: no VM that can be read has its SMBIOS UUID u-wk2: Proxmox host pve2 is offline, so VM 9003 can't be read",
+		must.Hold(t, fault.KindOf(err) == fault.Refused && err.Error() == "node wk2: no VM that can be read has its SMBIOS UUID u-wk2: Proxmox host pve2 is offline, so VM 9003 can't be read",
 			"cancel: %v", err)
 		drift := plan.Nodes[2].Drift
-		must.Not(t, drift.Stale || len(drift.Unread) != 1, "drift %+v", drift)
+		must.Hold(t, !drift.Stale && len(drift.Unread) == 1, "drift %+v", drift)
 	})
 }
 

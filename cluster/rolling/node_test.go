@@ -55,8 +55,8 @@ func TestStepsAreRepeated(t *testing.T) {
 		start := time.Now()
 		err := s.Do(t.Context())
 		took := time.Since(start)
-		must.Not(t, did != c.did || took != c.after || !errors.Is(err, c.want), "did it %d times in %s: %v", did, took, err)
-		must.Not(t, asked != did-1 || (said > 0) != (did > 1),
+		must.Hold(t, did == c.did && took == c.after && errors.Is(err, c.want), "did it %d times in %s: %v", did, took, err)
+		must.Hold(t, asked == did-1 && (said > 0) == (did > 1),
 			"asked %d times whether it is needed, said something %d times", asked, said)
 	})
 }
@@ -112,8 +112,8 @@ func TestVerdict(t *testing.T) {
 		"not installed, optional": {judged: cluster.Judged{Unserved: "ceph.rook.io is not installed"}, optional: true, holds: true},
 	}, func(t *testing.T, c testCase) {
 		holds, seen, err := verdictOf(c.judged, cluster.ObjectGate{Optional: c.optional})
-		must.Not(t, holds != c.holds || seen != c.seen || (err == nil) != (c.err == ""), "%t, %q, %v", holds, seen, err)
-		must.Not(t, err != nil && (err.Error() != c.err || fault.KindOf(err) != fault.Refused || len(fault.Hints(err)) != 1),
+		must.Hold(t, holds == c.holds && seen == c.seen && (err == nil) == (c.err == ""), "%t, %q, %v", holds, seen, err)
+		must.Hold(t, err == nil || err.Error() == c.err && fault.KindOf(err) == fault.Refused && len(fault.Hints(err)) == 1,
 			"err = %v", err)
 	})
 }

@@ -175,9 +175,7 @@ func TestCompare(t *testing.T) {
 		}
 		again := must.Get(Read(t.Context(), resource{ha: c.ha}, vm, c.shape))(t)
 		for _, d := range again {
-			if d.setting != "" && !d.grows && d.When != Never {
-				t.Errorf("once it is set: %s", d)
-			}
+			must.Hold(t, d.setting == "" || d.grows || d.When == Never, "once it is set: %s", d)
 		}
 	})
 }

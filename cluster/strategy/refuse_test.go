@@ -900,7 +900,7 @@ func TestEverySettingIsListed(t *testing.T) {
 		}
 	}
 	for _, list := range [][]string{cluster.RootOnly, carried, cluster.CarriedBuses, hidden} {
-		must.Not(t, !slices.IsSorted(list), "the lists are compared by eye with Proxmox's source: keep them sorted: %q", list)
+		must.Hold(t, slices.IsSorted(list), "the lists are compared by eye with Proxmox's source: keep them sorted: %q", list)
 	}
 }
 

@@ -248,7 +248,7 @@ func TestEtcdOnSystemDisk(t *testing.T) {
 		"no system disk":             {"", []cluster.Volume{ephemeral}, false, "where etcd's data is can't be determined: the machine does not name its system disk"},
 	} {
 		got, err := EtcdOnSystemDisk(cluster.Machine{SystemDisk: tc.system, Volumes: tc.volumes})
-		must.Not(t, got != tc.want || clustertest.Message(err) != tc.err || err != nil && fault.KindOf(err) != fault.Refused,
+		must.Hold(t, got == tc.want && clustertest.Message(err) == tc.err && (err == nil || fault.KindOf(err) == fault.Refused),
 			"%s: %t, %v", name, got, err)
 	}
 }
@@ -313,7 +313,7 @@ func TestWhatLiftsToRecreate(t *testing.T) {
 		must.Equal(t, "got", tc.want, got)
 		w.Strategy = cluster.InPlace
 		asked := judge(w, f, o).ToRecreate
-		must.Not(t, asked != nil, "in-place is asked for: %v", asked)
+		must.Hold(t, asked == nil, "in-place is asked for: %v", asked)
 	})
 }
 

@@ -141,9 +141,7 @@ func TestNeedsByStrategy(t *testing.T) {
 		needs := NeedsOf(planning.Plan{Nodes: []planning.NodePlan{n}}, false)
 		must.Equal(t, "by path", tc.want, byPath(needs))
 		for _, need := range needs {
-			if len(need.Why) == 0 {
-				t.Errorf("%s on %s is needed for nothing", need.Privilege, need.Path)
-			}
+			must.Hold(t, len(need.Why) != 0, "%s on %s is needed for nothing", need.Privilege, need.Path)
 		}
 	})
 }

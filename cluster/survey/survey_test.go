@@ -105,9 +105,8 @@ func TestDiscoveredUnproven(t *testing.T) {
 	d, vm := discovered(map[string]string{"scsi1": "fast:vm-9201-disk-0,size=20G"})
 	d.Machine.SystemDisk = ""
 	must.Do(t, d.match([]cluster.VM{vm, {ID: 9201, Name: "data", Host: "pve1"}}))
-	if d.Unproven == nil || d.Persistent != nil || len(d.Candidates) != 2 || d.Holder != 9201 {
-		t.Errorf("unproven %v, persistent %v, candidates %v, holder %d", d.Unproven, d.Persistent, d.Candidates, d.Holder)
-	}
+	must.Hold(t, d.Unproven != nil && d.Persistent == nil && len(d.Candidates) == 2 && d.Holder == 9201,
+		"unproven %v, persistent %v, candidates %v, holder %d", d.Unproven, d.Persistent, d.Candidates, d.Holder)
 }
 
 // described is a VM of recast's with what is recorded in it.
@@ -236,9 +235,8 @@ func TestDiscoverAll(t *testing.T) {
 		src := observe.Sources{Proxmox: listing{vms: vms}, Talos: machines{members: tc.members, on: tc.on}, Kube: tc.kube}
 		got, err := Discover(t.Context(), src, DiscoverOptions{Addrs: tc.addrs})
 		if said := fmt.Sprint(err); tc.err != "" {
-			if !strings.Contains(said, tc.err) || !strings.Contains(strings.Join(fault.Hints(err), "\n"), tc.hint) {
-				t.Errorf("err = %s, %q; want %q, %q", said, fault.Hints(err), tc.err, tc.hint)
-			}
+			must.Hold(t, strings.Contains(said, tc.err) && strings.Contains(strings.Join(fault.Hints(err), "\n"), tc.hint),
+				"err = %s, %q; want %q, %q", said, fault.Hints(err), tc.err, tc.hint)
 			return
 		}
 		must.Do(t, err)
@@ -315,9 +313,8 @@ func TestExplainRecreate(t *testing.T) {
 		o.Found[1].VM.Config["scsi2"], o.Found[1].VM.Pods = "fast:vm-9002-pvc-1,size=1G", []string{"fast:vm-9002-pvc-1"}
 		o.Took = []cluster.Took{{Node: "wk1", Role: cluster.Worker, Strategy: cluster.Recreate, OutageSeconds: 100, Steps: map[string]int{"take-down/drain": 30}}}
 	})
-	if e.Turn != 1 || e.Of != 1 || e.Batch == nil || e.Batch.Phase != planning.Workers {
-		t.Errorf("turn %d of %d in %+v", e.Turn, e.Of, e.Batch)
-	}
+	must.Hold(t, e.Turn == 1 && e.Of == 1 && e.Batch != nil && e.Batch.Phase == planning.Workers,
+		"turn %d of %d in %+v", e.Turn, e.Of, e.Batch)
 	want := "pull gate take-down/remember take-down/drain take-down/stop take-down/unprotect " +
 		"take-down/park/settle take-down/park/scsi0 take-down/park/scsi1 take-down/delete-vm " +
 		"bring-up/create-vm bring-up/renew-disk bring-up/attach/settle bring-up/attach/scsi1 bring-up/attach/compare-disks bring-up/start bring-up/configure bring-up/wait-healthy " +
@@ -334,9 +331,7 @@ func TestExplainRecreate(t *testing.T) {
 		t.Errorf("%+v", e.Strategies)
 	}
 	i := slices.IndexFunc(e.Compared, func(c Comparison) bool { return strings.HasPrefix(c.What, "extension ") && !c.Same })
-	if i < 0 || e.Compared[i].Found == "" || e.Compared[i].Wanted == "" {
-		t.Errorf("%+v", e.Compared)
-	}
+	must.Hold(t, i >= 0 && e.Compared[i].Found != "" && e.Compared[i].Wanted != "", "%+v", e.Compared)
 }
 
 // TestExplainAnOverlay: another digest of the same overlay, and a rebuild, have rows of their own.
@@ -355,9 +350,7 @@ func TestExplainAnOverlay(t *testing.T) {
 		{What: "image of the overlay", Found: "sha256:aaaaaaaaaaaa", Wanted: "sha256:bbbbbbbbbbbb"},
 		{What: "rebuilds of the same content", Found: "1", Wanted: "2"},
 	} {
-		if !slices.Contains(e.Compared, want) {
-			t.Errorf("no %+v in %+v", want, e.Compared)
-		}
+		must.Hold(t, slices.Contains(e.Compared, want), "no %+v in %+v", want, e.Compared)
 	}
 }
 
@@ -416,13 +409,9 @@ func TestExplainHolder(t *testing.T) {
 func TestExplainTheRest(t *testing.T) {
 	t.Parallel()
 	e := explain(t, "wk2", nil)
-	if e.Turn != 0 || len(e.Steps) > 0 || len(e.Strategies) != 3 || fateIn(e, "scsi0") != FateStays {
-		t.Errorf("%+v", e)
-	}
+	must.Hold(t, e.Turn == 0 && len(e.Steps) == 0 && len(e.Strategies) == 3 && fateIn(e, "scsi0") == FateStays, "%+v", e)
 	for _, c := range e.Compared {
-		if !c.Same {
-			t.Errorf("%+v", c)
-		}
+		must.Hold(t, c.Same, "%+v", c)
 	}
 	wanted, o := observetest.World()
 	plan, err := planning.New("c1", wanted, o, clustertest.Past, planning.Policy{Only: []string{"wk1"}})
@@ -452,9 +441,8 @@ func TestExplainWhatWasBegun(t *testing.T) {
 				},
 			}}
 		})
-		if e.Plan.Strategy != c.strategy || e.Turn != 1 || len(e.Strategies) > 0 || len(e.Compared) > 0 {
-			t.Errorf("%s: %s, %+v", name, e.Plan.Strategy, e)
-		}
+		must.Hold(t, e.Plan.Strategy == c.strategy && e.Turn == 1 && len(e.Strategies) == 0 && len(e.Compared) == 0,
+			"%s: %s, %+v", name, e.Plan.Strategy, e)
 		must.Equal(t, name, []any{c.scsi0, c.scsi1}, []any{fateIn(e, "scsi0"), fateIn(e, "scsi1")})
 		if !slices.Contains(strings.Fields(paths(e)), c.step) {
 			t.Errorf("%s: no %s in %s", name, c.step, paths(e))

@@ -96,9 +96,7 @@ func TestExamplesNameRealCommands(t *testing.T) {
 				seen[args[0]] = true
 			}
 			for _, want := range []string{"lock", "publish", "plan", "roll", "drift"} {
-				if !seen[want] {
-					t.Errorf("recast %s is not in it", want)
-				}
+				must.Hold(t, seen[want], "recast %s is not in it", want)
 			}
 		})
 	}
@@ -109,9 +107,7 @@ func TestKitNamesRealCommands(t *testing.T) {
 	t.Parallel()
 	for _, file := range []string{"examples/ci/README.md", "examples/kubernetes/README.md"} {
 		lines := recastLines(spansOf(repositoryFile(t, file)))
-		if len(lines) == 0 {
-			t.Errorf("%s names no command", file)
-		}
+		must.Hold(t, len(lines) != 0, "%s names no command", file)
 		for _, args := range lines {
 			if err := understood(args); err != nil {
 				t.Errorf("%s: recast %s: %v", file, strings.Join(args, " "), err)
@@ -274,9 +270,7 @@ func TestRenovateReadsTheCronJob(t *testing.T) {
 func TestRenovateReadsRecastYAML(t *testing.T) {
 	t.Parallel()
 	for _, m := range renovatePreset(t) {
-		if len(m.Files) != 1 {
-			t.Fatalf("files %q", m.Files)
-		}
+		must.Be(t, len(m.Files) == 1, "files %q", m.Files)
 		pattern := regexp.MustCompile(strings.Trim(m.Files[0], "/"))
 		for file, want := range map[string]bool{"recast.yaml": true, "clusters/home/recast.yml": true, "notrecast.yaml": false, "recast.yaml.orig": false} {
 			must.Equal(t, file+": found by "+m.Files[0], want, pattern.MatchString(file))
@@ -376,17 +370,13 @@ func readNightly(t *testing.T) (n nightly) {
 		var of struct{ Kind string }
 		must.Do(t, objectyaml.Unmarshal([]byte(doc), &of))
 		into, ok := kinds[of.Kind]
-		if !ok {
-			t.Fatalf("kind %q, or two of it", of.Kind)
-		}
+		must.Be(t, ok, "kind %q, or two of it", of.Kind)
 		if err := objectyaml.UnmarshalStrict([]byte(doc), into); err != nil {
 			t.Errorf("%s: %v", of.Kind, err)
 		}
 		delete(kinds, of.Kind)
 	}
-	if len(kinds) > 0 {
-		t.Errorf("missing: %v", kinds)
-	}
+	must.Hold(t, len(kinds) == 0, "missing: %v", kinds)
 	return n
 }
 
@@ -409,9 +399,7 @@ func TestCronJobFitsTogether(t *testing.T) {
 	for _, c := range pod.Spec.Containers {
 		for _, m := range c.VolumeMounts {
 			volume(t, pod.Spec, m.Name)
-			if !m.ReadOnly && m.Name != "metrics" {
-				t.Errorf("%s may write to %s", c.Name, m.Name)
-			}
+			must.Hold(t, m.ReadOnly || m.Name == "metrics", "%s may write to %s", c.Name, m.Name)
 		}
 	}
 }
@@ -421,9 +409,7 @@ func TestCronJobTypesRecast(t *testing.T) {
 	t.Parallel()
 	pod := readNightly(t).job.Spec.JobTemplate.Spec.Template.Spec
 	i := slices.IndexFunc(pod.Containers, func(c core.Container) bool { return strings.HasPrefix(c.Image, "ghcr.io/recast-sh/recast:") })
-	if i < 0 {
-		t.Fatal("no container of recast's image")
-	}
+	must.Be(t, i >= 0, "no container of recast's image")
 	c := pod.Containers[i]
 	if err := understood(c.Args); err != nil || c.Args[0] != "drift" {
 		t.Errorf("recast %s: %v", strings.Join(c.Args, " "), err)
@@ -446,9 +432,7 @@ func TestCronJobTypesRecast(t *testing.T) {
 func volume(t *testing.T, pod core.PodSpec, name string) core.Volume {
 	t.Helper()
 	i := slices.IndexFunc(pod.Volumes, func(v core.Volume) bool { return v.Name == name })
-	if i < 0 {
-		t.Fatalf("no volume %s", name)
-	}
+	must.Be(t, i >= 0, "no volume %s", name)
 	return pod.Volumes[i]
 }
 
@@ -467,9 +451,7 @@ func TestNightlyToken(t *testing.T) {
 			token = secret[1] + "=" + secret[2]
 		}
 	}
-	if token == "" {
-		t.Fatal("the instructions make no token")
-	}
+	must.Be(t, token != "", "the instructions make no token")
 	term.env = append(term.env, "PROXMOX_VE_API_TOKEN="+token)
 	without := filepath.Join(term.dir, "without.yaml") // the secrets of machine configurations
 	text := strings.Replace(term.read("recast.yaml"), "talos:\n", "talos:\n  machineConfigs: ./nowhere\n", 1)
@@ -502,9 +484,8 @@ func TestEveryCodeHasItsPage(t *testing.T) {
 			t.Errorf("docs/runbooks/%s.md: there is none", code)
 			continue
 		}
-		if !strings.HasPrefix(page, "# "+string(code)+": ") || runbooks.Title(string(code)) == "" {
-			t.Errorf("docs/runbooks/%s.md: its heading is not %q and a title", code, code)
-		}
+		must.Hold(t, strings.HasPrefix(page, "# "+string(code)+": ") && runbooks.Title(string(code)) != "",
+			"docs/runbooks/%s.md: its heading is not %q and a title", code, code)
 		for _, section := range []string{"## You see", "## What it means", "## What is safe", "## Look", "## Do"} {
 			must.Contain(t, "docs/runbooks/"+string(code)+".md", page, "\n"+section+"\n")
 		}
@@ -559,9 +540,8 @@ func TestRunbooksNameRealCommands(t *testing.T) {
 			}
 		}
 	})
-	if parses("recast roll --only") == nil || parses("recast rol") == nil || parses("recast remove a b") == nil {
-		t.Error("an invalid command line is accepted")
-	}
+	must.Hold(t, parses("recast roll --only") != nil && parses("recast rol") != nil && parses("recast remove a b") != nil,
+		"an invalid command line is accepted")
 }
 
 // parses returns recast's error for a line of a shell, up to where another command
@@ -600,9 +580,8 @@ func TestRunbooksQuoteTheSources(t *testing.T) {
 		for line := range strings.Lines(block) {
 			for part := range strings.SplitSeq(strings.TrimSpace(line), "…") {
 				part = strings.Trim(part, " :(),")
-				if len(part) > 9 && !strings.Contains(sources, part) && !strings.HasPrefix(part, "recast.yaml:") {
-					t.Errorf("%s: no source says %q", file, part)
-				}
+				must.Hold(t, len(part) <= 9 || strings.Contains(sources, part) || strings.HasPrefix(part, "recast.yaml:"),
+					"%s: no source says %q", file, part)
 			}
 		}
 	})
@@ -656,9 +635,7 @@ func TestNextStepsNameRealCommands(t *testing.T) {
 	command := regexp.MustCompile(`recast ([a-z0-9-]+)`)
 	root := newRootCmd(&streams{})
 	for _, code := range fault.AllCodes() {
-		if code.Next() == "" {
-			t.Errorf("%s: no next step", code)
-		}
+		must.Hold(t, code.Next() != "", "%s: no next step", code)
 		for _, m := range command.FindAllStringSubmatch(code.Next(), -1) {
 			if c, _, err := root.Find(m[1:]); err != nil || c == root {
 				t.Errorf("%s: there is no %q", code, m[0])
@@ -715,15 +692,12 @@ func TestEveryResetNamesItsLabels(t *testing.T) {
 			continue
 		}
 		for line := range strings.Lines(p.text) {
-			if bare.MatchString(line) && !strings.Contains(line, "--system-labels-to-wipe") {
-				t.Errorf("%s: %s", p.name, strings.TrimSpace(line))
-			}
+			must.Hold(t, !bare.MatchString(line) || strings.Contains(line, "--system-labels-to-wipe"),
+				"%s: %s", p.name, strings.TrimSpace(line))
 		}
 	}
 	for _, line := range []string{"`talosctl reset` of it", "talosctl -n CP1 reset --reboot", "remove it, reset its machine"} {
-		if !bare.MatchString(line) {
-			t.Errorf("%q passes", line)
-		}
+		must.Hold(t, bare.MatchString(line), "%q passes", line)
 	}
 }
 
@@ -732,9 +706,8 @@ func TestNoPageBringsOldEtcdBack(t *testing.T) {
 	t.Parallel()
 	for _, p := range readPages(t) {
 		before, after, restores := strings.Cut(p.text, "qmrestore")
-		if restores && (!strings.Contains(after, "remove-member") || strings.Contains(before, "remove-member")) {
-			t.Errorf("%s restores a VM and does not say what to do about its etcd member", p.name)
-		}
+		must.Hold(t, !restores || strings.Contains(after, "remove-member") && !strings.Contains(before, "remove-member"),
+			"%s restores a VM and does not say what to do about its etcd member", p.name)
 	}
 }
 
@@ -742,9 +715,8 @@ func TestNoPageBringsOldEtcdBack(t *testing.T) {
 func TestNoPageDestroysANodesVM(t *testing.T) {
 	t.Parallel()
 	for _, p := range readPages(t) {
-		if strings.Contains(p.text, "qm destroy VMID") && p.name != "docs/notes/proxmox.md" {
-			t.Errorf("%s has qm destroy VMID", p.name)
-		}
+		must.Hold(t, !strings.Contains(p.text, "qm destroy VMID") || p.name == "docs/notes/proxmox.md",
+			"%s has qm destroy VMID", p.name)
 	}
 }
 
@@ -773,13 +745,11 @@ func TestPagesPromiseNoMoreThanTheRun(t *testing.T) {
 	for code := range risky {
 		_, safe, _ := strings.Cut(pageText(t, code), "\n## What is safe\n\n")
 		safe, _, _ = strings.Cut(safe, "\n## ")
-		if promise.MatchString(safe) && !strings.HasPrefix(safe, counts) {
-			t.Errorf("docs/runbooks/%s.md promises too much: %s", code, safe)
-		}
+		must.Hold(t, !promise.MatchString(safe) || strings.HasPrefix(safe, counts),
+			"docs/runbooks/%s.md promises too much: %s", code, safe)
 	}
-	if len(risky) < 9 || !risky[fault.EtcdUnhealthy] || !risky[fault.UpgradeStuck] {
-		t.Errorf("only %v are codes of steps with a risk", risky)
-	}
+	must.Hold(t, len(risky) >= 9 && risky[fault.EtcdUnhealthy] && risky[fault.UpgradeStuck],
+		"only %v are codes of steps with a risk", risky)
 }
 
 func pageText(t *testing.T, code fault.Code) string {

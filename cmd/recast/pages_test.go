@@ -135,9 +135,7 @@ func TestParsePage(t *testing.T) {
 	}
 	got := cluster.Each(p.blocks, func(b block) short { return short{b.info, b.text, b.line, b.output} })
 	want := []short{{"sh", "recast plan\n", 4, false}, {"text", "says\n", 8, true}, {"yaml", "a:\n  b\n", 14, false}, {"text", "else\n", 19, false}}
-	if !slices.Equal(got, want) {
-		t.Errorf("blocks %+v, want %+v", got, want)
-	}
+	must.Hold(t, slices.Equal(got, want), "blocks %+v, want %+v", got, want)
 }
 
 // TestPagesNameRealCommands checks that every recast command in the documentation is
@@ -330,15 +328,12 @@ func TestPagesLinks(t *testing.T) {
 		}
 	}
 	index := slices.IndexFunc(pages, func(p page) bool { return p.name == "docs/README.md" })
-	if index < 0 {
-		t.Fatal("there is no docs/README.md")
-	}
+	must.Be(t, index >= 0, "there is no docs/README.md")
 	listed := pageLinks(pages[index])
 	for _, p := range pages {
 		name, below := strings.CutPrefix(p.name, "docs/")
-		if below && name != "README.md" && !strings.HasPrefix(name, "runbooks/") && !slices.Contains(listed, name) {
-			t.Errorf("docs/README.md does not list %s", name)
-		}
+		must.Hold(t, !below || name == "README.md" || strings.HasPrefix(name, "runbooks/") || slices.Contains(listed, name),
+			"docs/README.md does not list %s", name)
 	}
 }
 
@@ -563,9 +558,7 @@ func TestScriptOfAPage(t *testing.T) {
 	t.Parallel()
 	p := parsePage("p.md", "```sh\nrecast lab up --dir x\n```\n```sh\nrecast drift   # exit code 2: stale\nrecast plan    # all of it\n```\n")
 	sc := p.scenes(t)
-	if len(sc) != 1 || labDir(p.blocks[sc[0].lab].text) != "x" {
-		t.Fatalf("scenes %v", sc)
-	}
+	must.Be(t, len(sc) == 1 && labDir(p.blocks[sc[0].lab].text) == "x", "scenes %v", sc)
 	must.Contain(t, "text", sc[0].script(p), "\nexits 2 recast drift\nrecast plan    # all of it\n")
 }
 
@@ -881,9 +874,7 @@ func TestExcerpt(t *testing.T) {
 			t.Parallel()
 			got := excerpt(c.earlier, printed)
 			must.Equal(t, "value", c.want, got)
-			if !showsStill(got, printed) {
-				t.Error("it does not show what was printed")
-			}
+			must.Hold(t, showsStill(got, printed), "it does not show what was printed")
 		})
 	}
 }

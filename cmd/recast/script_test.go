@@ -311,9 +311,8 @@ func TestTracesAreSent(t *testing.T) {
 	collector := httptest.NewServer(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		body, err := io.ReadAll(r.Body)
 		var request collectorpb.ExportTraceServiceRequest
-		if err != nil || proto.Unmarshal(body, &request) != nil || r.URL.Path != "/v1/traces" {
-			t.Errorf("%s %s: %v", r.Method, r.URL, err)
-		}
+		must.Hold(t, err == nil && proto.Unmarshal(body, &request) == nil && r.URL.Path == "/v1/traces",
+			"%s %s: %v", r.Method, r.URL, err)
 		mu.Lock()
 		defer mu.Unlock()
 		header, got = r.Header.Get("X-Tenant"), append(got, request.ResourceSpans...)
@@ -326,9 +325,8 @@ func TestTracesAreSent(t *testing.T) {
 	if out, story := typedWith(t, env, "version"); !strings.HasPrefix(out, "recast ") || story != "" {
 		t.Errorf("recast version printed %q and said %q", out, story)
 	}
-	if len(got) != 1 || len(got[0].ScopeSpans) != 1 || len(got[0].ScopeSpans[0].Spans) != 1 || header != "lab" {
-		t.Fatalf("the collector got %v, header %q", got, header)
-	}
+	must.Be(t, len(got) == 1 && len(got[0].ScopeSpans) == 1 && len(got[0].ScopeSpans[0].Spans) == 1 && header == "lab",
+		"the collector got %v, header %q", got, header)
 	span := got[0].ScopeSpans[0].Spans[0]
 	if span.Name != "recast version" || hex.EncodeToString(span.TraceId) != "0af7651916cd43dd8448eb211c80319c" || hex.EncodeToString(span.ParentSpanId) != "b7ad6b7169203331" {
 		t.Errorf("span %v", span)
@@ -349,9 +347,8 @@ func TestTracesThatNobodyTakes(t *testing.T) {
 		"other protocol": {"OTEL_EXPORTER_OTLP_PROTOCOL=grpc", "warning: no traces: the environment asks for OTLP over grpc; recast speaks http/protobuf alone"},
 	} {
 		out, story := typedWith(t, []string{"OTEL_EXPORTER_OTLP_ENDPOINT=" + gone.URL, c.env}, "version")
-		if !strings.HasPrefix(out, "recast ") || !strings.HasPrefix(story, c.want) || strings.Count(story, "\n") != 1 {
-			t.Errorf("%s: printed %q and said %q", name, out, story)
-		}
+		must.Hold(t, strings.HasPrefix(out, "recast ") && strings.HasPrefix(story, c.want) && strings.Count(story, "\n") == 1,
+			"%s: printed %q and said %q", name, out, story)
 	}
 }
 
@@ -469,9 +466,7 @@ func benchObserving(b *testing.B, term *terminal, args ...string) {
 		began := time.Now()
 		answer, err := c.Output()
 		took = append(took, time.Since(began).Seconds())
-		if err != nil {
-			b.Fatalf("recast %v: %v\n%s", args, err, answer)
-		}
+		must.Be(b, err == nil, "recast %v: %v\n%s", args, err, answer)
 		term.requireAll(answer, args[0])
 		usage := c.ProcessState.SysUsage().(*syscall.Rusage) // Linux counts in KiB
 		peakMiB = max(peakMiB, float64(usage.Maxrss)/1024)
@@ -493,9 +488,7 @@ func benchObserving(b *testing.B, term *terminal, args ...string) {
 	for _, proto := range []string{"proxmox", "talos", "kubernetes"} {
 		b.ReportMetric(float64(after[proto]-before[proto])/float64(len(took)**driftNodes), proto+"-requests/node")
 	}
-	if peakMiB > maxDriftMiB {
-		b.Errorf("%.0f MiB at its peak, more than %d", peakMiB, maxDriftMiB)
-	}
+	must.Hold(b, peakMiB <= maxDriftMiB, "%.0f MiB at its peak, more than %d", peakMiB, maxDriftMiB)
 }
 
 // requests returns how many requests the lab's servers have received, by protocol.

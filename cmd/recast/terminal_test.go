@@ -245,9 +245,8 @@ func TestInterrupt(t *testing.T) {
 		"\nstopping: the node in progress is finished first; press Ctrl-C again to stop at once",
 		"✓ recreate wk1", "\nrun ", ": interrupted after ", "\n  wk1 recreated as build ", "\nerror: stopped; not started: roll/",
 	)
-	if code != exitInterrupted || strings.Contains(story, "▸ recreate wk2") {
-		t.Errorf("exit code %d, want %d:\n%s", code, exitInterrupted, story)
-	}
+	must.Hold(t, code == exitInterrupted && !strings.Contains(story, "▸ recreate wk2"),
+		"exit code %d, want %d:\n%s", code, exitInterrupted, story)
 	term.finds("nobody holds it", "nothing is unfinished")
 
 	// Twice: it stops where it is, and says how to go on.
@@ -465,9 +464,7 @@ func TestLiveView(t *testing.T) {
 	must.Equal(t, "exit code", exitInterrupted, s.end())
 	has(t, s.seen(), "Ctrl-C: finish the current nodes", "  ✓ wk1  recreate", "  - wk2  recreate  not started\r\n", "1 of 3 nodes done, 2 not done", "\r\nrun ", "\nerror: ", "stopped; not started: roll/")
 	for _, mode := range []string{"\x1b[>", "\x1b[?u", "\x1b[=", "$p", "\x1b[?1049h"} {
-		if strings.Contains(s.seen(), mode) {
-			t.Errorf("the terminal was sent %q", mode)
-		}
+		must.Hold(t, !strings.Contains(s.seen(), mode), "the terminal was sent %q", mode)
 	}
 	term.finds("nothing is unfinished")
 
@@ -503,9 +500,7 @@ func TestLiveView(t *testing.T) {
 	term.patch() // or nothing would be left where the terminal went away late
 	_, story := term.typed(exitDone, "roll", "--yes", "--progress", "json")
 	for text := range strings.Lines(story) {
-		if !json.Valid([]byte(text)) {
-			t.Errorf("no JSON: %s", text)
-		}
+		must.Hold(t, json.Valid([]byte(text)), "no JSON: %s", text)
 	}
 	has(t, story, `"msg":"step","step":"roll/workers/wk2","status":"started","node":"wk2"`)
 	term.typed(exitDone, "lab", "check", "--dir", ".")
@@ -860,9 +855,7 @@ func TestNobodyReads(t *testing.T) {
 		}()
 		s.err.pump.Patience = time.Minute
 		s.err.unbuffer()
-		if s.err.pump != nil {
-			t.Errorf("%s: is not written, though someone reads", progress)
-		}
+		must.Hold(t, s.err.pump == nil, "%s: is not written, though someone reads", progress)
 		_ = write.Close()
 		<-all
 		m := missing.FindSubmatch(got)

@@ -212,9 +212,8 @@ func TestLoaders(t *testing.T) {
 		boot := Boot{loader: sumOf(t, "sd-boot"), stub: "stub"}
 		mismatches := must.Get(w.loaders(&tc.iso, boot))(t)
 		got := message(errors.Join(mismatches...))
-		if tc.want == "" && got != "" || !strings.HasPrefix(got, tc.want) {
-			t.Errorf("(-want +got):\n%s", cmp.Diff(tc.want, got))
-		}
+		must.Hold(t, (tc.want != "" || got == "") && strings.HasPrefix(got, tc.want),
+			"(-want +got):\n%s", cmp.Diff(tc.want, got))
 		if tc.want != "" {
 			t.Attr("corruptions-caught", "1")
 		}
@@ -397,9 +396,8 @@ func TestOverlay(t *testing.T) {
 		e := schematics.Locked{Overlay: &overlay, Schematic: schematic}
 		mismatches := must.Get(v.compareBootFiles(t.Context(), schematics.Lock{Arch: "amd64"}, e, held))(t)
 		got := message(errors.Join(mismatches...))
-		if !strings.HasPrefix(got, tc.want) || tc.want == "" && got != "" {
-			t.Errorf("(-want +got):\n%s", cmp.Diff(tc.want, got))
-		}
+		must.Hold(t, strings.HasPrefix(got, tc.want) && (tc.want != "" || got == ""),
+			"(-want +got):\n%s", cmp.Diff(tc.want, got))
 		if tc.want != "" {
 			t.Attr("corruptions-caught", "1")
 		}

@@ -34,9 +34,8 @@ func TestOf(t *testing.T) {
 	for is, what := range map[*Config]bool{&ours: true, &others: false} {
 		talos, errTalos := ours.IsTalosconfig(is.Talosconfig)
 		kubernetes, errKubernetes := ours.IsKubeconfig(is.Kubeconfig)
-		if talos != what || kubernetes != what || errTalos != nil || errKubernetes != nil {
-			t.Errorf("%v %v, %v %v, want %v", talos, errTalos, kubernetes, errKubernetes, what)
-		}
+		must.Hold(t, talos == what && kubernetes == what && errTalos == nil && errKubernetes == nil,
+			"%v %v, %v %v, want %v", talos, errTalos, kubernetes, errKubernetes, what)
 	}
 	if is, err := ours.IsKubeconfig([]byte("{}")); is || err != nil {
 		t.Errorf("an empty kubeconfig: %v, %v", is, err)

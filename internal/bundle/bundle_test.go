@@ -49,9 +49,7 @@ roll:
 func TestListDoesNotQuoteBadYAML(t *testing.T) {
 	t.Parallel()
 	_, err := bundle.List{"a"}.YAML([]byte("a: 1\nb: [hush, hush\n"))
-	if err == nil || strings.Contains(err.Error(), "hush") {
-		t.Errorf("err = %v", err)
-	}
+	must.Hold(t, err != nil && !strings.Contains(err.Error(), "hush"), "err = %v", err)
 }
 
 func TestLine(t *testing.T) {
@@ -88,9 +86,7 @@ func TestWrite(t *testing.T) {
 		}
 		text, errText := io.ReadAll(r)
 		must.Do(t, errors.Join(err, errText))
-		if h.Mode != 0o600 || !h.ModTime.Equal(made) {
-			t.Errorf("%s: mode %o, made %s", h.Name, h.Mode, h.ModTime)
-		}
+		must.Hold(t, h.Mode == 0o600 && h.ModTime.Equal(made), "%s: mode %o, made %s", h.Name, h.Mode, h.ModTime)
 		got[h.Name] = string(text)
 	}
 	want := map[string]string{

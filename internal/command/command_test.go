@@ -55,14 +55,12 @@ func TestRunGate(t *testing.T) {
 			t.Parallel()
 			exit, said, err := gates.RunGate(t.Context(), c.gate, []string{"RECAST_NODE=wk1"})
 			if c.err != "" {
-				if err == nil || !strings.HasPrefix(err.Error(), c.err) || fault.KindOf(err) != c.kind {
-					t.Errorf("kind %d: %v", fault.KindOf(err), err)
-				}
+				must.Hold(t, err != nil && strings.HasPrefix(err.Error(), c.err) && fault.KindOf(err) == c.kind,
+					"kind %d: %v", fault.KindOf(err), err)
 				return
 			}
-			if err != nil || exit != c.exit || said != c.said {
-				t.Errorf("%d, %q, %v; want %d, %q", exit, said, err, c.exit, c.said)
-			}
+			must.Hold(t, err == nil && exit == c.exit && said == c.said,
+				"%d, %q, %v; want %d, %q", exit, said, err, c.exit, c.said)
 		})
 	}
 }
@@ -83,9 +81,7 @@ func TestRunGateEndsTheWholeGroup(t *testing.T) {
 	}()
 	start := time.Now()
 	_, _, err := command.Gates{Env: os.Environ()}.RunGate(ctx, shell(script), nil)
-	if !errors.Is(err, over) || !stopped.MatchString(err.Error()) {
-		t.Errorf("err = %v", err)
-	}
+	must.Hold(t, errors.Is(err, over) && stopped.MatchString(err.Error()), "err = %v", err)
 	if took := time.Since(start); took > 15*time.Second { // the sleeping child keeps the output open
 		t.Errorf("it took %s", took)
 	}
@@ -112,9 +108,8 @@ func TestRunGateLeavesNothingRunning(t *testing.T) {
 			alive := holdable(t)
 			start := time.Now()
 			exit, said, err := command.Gates{Env: os.Environ()}.RunGate(t.Context(), shell(fmt.Sprintf("exec 9>%s; %s echo looked; exit %d", alive.Name(), c.child, c.exit)), nil)
-			if err != nil || exit != c.exit || said != c.said {
-				t.Errorf("%d, %q, %v; want %d, %q", exit, said, err, c.exit, c.said)
-			}
+			must.Hold(t, err == nil && exit == c.exit && said == c.said,
+				"%d, %q, %v; want %d, %q", exit, said, err, c.exit, c.said)
 			requireNobodyHolds(t, alive)
 			if took := time.Since(start); took > 15*time.Second {
 				t.Errorf("it took %s", took)
@@ -136,9 +131,7 @@ func TestRunGateDoesNotWaitForADaemon(t *testing.T) {
 	if pid, errPid := strconv.Atoi(said); errPid == nil {
 		_ = syscall.Kill(pid, syscall.SIGKILL)
 	}
-	if err != nil || exit != 0 || said == "" {
-		t.Errorf("%d, %q, %v", exit, said, err)
-	}
+	must.Hold(t, err == nil && exit == 0 && said != "", "%d, %q, %v", exit, said, err)
 	if took := time.Since(start); took > 15*time.Second {
 		t.Errorf("it took %s", took)
 	}
@@ -216,9 +209,7 @@ func TestProgramsGetNoSecrets(t *testing.T) {
 	}}
 	program := shell("env; echo LB:${LB_PASSWORD-none}")
 	if _, err := gates.RunHook(t.Context(), program, []string{"RECAST_HOOK=beforeNode"}, func(line string) {
-		if strings.Contains(line, "planted") || line == "LB:mine" {
-			t.Errorf("a hook prints %q", line)
-		}
+		must.Hold(t, !strings.Contains(line, "planted") && line != "LB:mine", "a hook prints %q", line)
 	}); err != nil {
 		t.Error(err)
 	}

@@ -35,9 +35,7 @@ func TestRunHook(t *testing.T) {
 			t.Parallel()
 			told := 0
 			end, err := hooks.RunHook(t.Context(), c.hook, []string{"RECAST_HOOK=beforeNode"}, func(string) { told++ })
-			if end != c.end || told != c.told {
-				t.Errorf("%+v, told %d lines; want %+v, %d", end, told, c.end, c.told)
-			}
+			must.Hold(t, end == c.end && told == c.told, "%+v, told %d lines; want %+v, %d", end, told, c.end, c.told)
 			if c.err == "" && err != nil || c.err != "" && (err == nil || !strings.HasPrefix(err.Error(), c.err) || fault.KindOf(err) != c.kind) {
 				t.Errorf("kind %d: %v", fault.KindOf(err), err)
 			}
@@ -68,7 +66,5 @@ func TestRunHookEndsWithItsTime(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	over := errors.New("over")
 	end, err := command.Gates{Env: os.Environ()}.RunHook(ctx, shell("echo begun; sleep 1000 & wait"), nil, func(string) { cancel(over) })
-	if !errors.Is(err, over) || end.Output != "begun\n" {
-		t.Errorf("%+v, %v", end, err)
-	}
+	must.Hold(t, errors.Is(err, over) && end.Output == "begun\n", "%+v, %v", end, err)
 }

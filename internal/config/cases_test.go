@@ -294,9 +294,7 @@ func TestGates(t *testing.T) {
 	must.Equal(t, "value", want, got.Roll.Gates)
 	out := must.Get(got.Marshal())(t)
 	again, err := config.Parse("again.yaml", out, config.Options{})
-	if err != nil {
-		t.Fatalf("%v:\n%s", err, out)
-	}
+	must.Be(t, err == nil, "%v:\n%s", err, out)
 	must.Equal(t, "written and read again", want, again.Roll.Gates)
 	must.Equal(t, "selector", "app=,tier=gold,env notin (test,dev),a.b/c,!d", got.Roll.Gates[1].LabelSelector.String())
 }
@@ -357,9 +355,7 @@ func TestHooks(t *testing.T) {
 	must.Equal(t, "value", want, got.Roll.Hooks)
 	out := must.Get(got.Marshal())(t)
 	again, err := config.Parse("again.yaml", out, config.Options{})
-	if err != nil {
-		t.Fatalf("%v:\n%s", err, out)
-	}
+	must.Be(t, err == nil, "%v:\n%s", err, out)
 	must.Equal(t, "written and read again", want, again.Roll.Hooks)
 }
 

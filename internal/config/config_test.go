@@ -184,9 +184,7 @@ func TestMarshalIsReadBackTheSame(t *testing.T) {
 	out := must.Get(c.Marshal())(t)
 	must.Contain(t, "the configuration", string(out), "vmids: 9000-9099\n", "poll: 2s\n", "boot: 10m\n", "signature: warn\n", "canary: true\n", "workers: 1\n")
 	again, err := config.Parse("effective.yaml", out, options(nil))
-	if err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	must.Be(t, err == nil, "%v\n%s", err, out)
 	must.Equal(t, "again", c, again, cmpopts.IgnoreUnexported(config.Config{}))
 }
 
@@ -198,9 +196,7 @@ func TestNotes(t *testing.T) {
 	for _, name := range []string{"hooks", "notify", "gates"} {
 		text := must.Get(os.ReadFile("../../docs/notes/" + name + ".md"))(t)
 		found := block.FindAllSubmatch(text, -1)
-		if len(found) == 0 {
-			t.Errorf("%s.md shows nothing", name)
-		}
+		must.Hold(t, len(found) != 0, "%s.md shows nothing", name)
 		for _, b := range found {
 			if _, err := config.Parse(name+".md", []byte(small+string(b[1])), config.Options{}); err != nil {
 				t.Error(err)
@@ -275,9 +271,7 @@ func TestMarshalShare(t *testing.T) {
 // check compares the whole message of an error, which must be of kind Config.
 func check(t *testing.T, err error, want string) {
 	t.Helper()
-	if err == nil {
-		t.Fatalf("no problem, want\n%s", want)
-	}
+	must.Be(t, err != nil, "no problem, want\n%s", want)
 	must.Equal(t, "value", want, err.Error())
 	must.Equal(t, "kind", fault.Config, fault.KindOf(err))
 }
@@ -421,9 +415,7 @@ func FuzzParse(f *testing.F) {
 			return
 		}
 		ps, ok := errors.AsType[config.Problems](err)
-		if !ok || len(ps) == 0 || fault.KindOf(err) != fault.Config {
-			t.Fatalf("not a list of problems: %v", err)
-		}
+		must.Be(t, ok && len(ps) != 0 && fault.KindOf(err) == fault.Config, "not a list of problems: %v", err)
 		lines := strings.Count(string(data), "\n") + strings.Count(string(data), "\r") + strings.Count(string(data), "\u0085") +
 			strings.Count(string(data), "\u2028") + strings.Count(string(data), "\u2029") + 1
 		for _, p := range ps {

@@ -42,14 +42,10 @@ func TestSchemaDescribesEveryKey(t *testing.T) {
 	s := schema(t)
 	for name, def := range s.Definitions {
 		for pair := def.Properties.Oldest(); pair != nil; pair = pair.Next() {
-			if pair.Value.Description == "" && pair.Value.Ref == "" {
-				t.Errorf("%s.%s has no description", name, pair.Key)
-			}
+			must.Hold(t, pair.Value.Description != "" || pair.Value.Ref != "", "%s.%s has no description", name, pair.Key)
 		}
 	}
-	if len(s.Definitions) < 8 {
-		t.Errorf("only %d definitions", len(s.Definitions))
-	}
+	must.Hold(t, len(s.Definitions) >= 8, "only %d definitions", len(s.Definitions))
 }
 
 func schema(t *testing.T) *jsonschema.Schema {

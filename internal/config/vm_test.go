@@ -130,12 +130,8 @@ func FuzzImageRef(f *testing.F) {
 	f.Fuzz(func(t *testing.T, text string) {
 		var r config.ImageRef
 		if err := r.UnmarshalText([]byte(text)); err != nil {
-			if r != (config.ImageRef{}) {
-				t.Errorf("%q: an error, and %+v", text, r)
-			}
-			if strings.Contains(err.Error(), "hunter2") {
-				t.Errorf("%q is shown: %v", text, err)
-			}
+			must.Hold(t, r == (config.ImageRef{}), "%q: an error, and %+v", text, r)
+			must.Hold(t, !strings.Contains(err.Error(), "hunter2"), "%q is shown: %v", text, err)
 			return
 		}
 		must.Equal(t, text+" is written", text, r.String())
@@ -385,9 +381,7 @@ func TestDraft(t *testing.T) {
 	t.Parallel()
 	for name, d := range map[string]config.Draft{"draft": draft(), "draft-everything": everything(), "draft-new": drafted()} {
 		got, err := d.Render()
-		if err != nil {
-			t.Fatalf("%s: %v\n%s", name, err, got)
-		}
+		must.Be(t, err == nil, "%s: %v\n%s", name, err, got)
 		file := filepath.Join("testdata", name+".yaml")
 		if *updateDrafts {
 			must.Do(t, os.WriteFile(file, got, 0o644))

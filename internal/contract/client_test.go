@@ -192,7 +192,7 @@ func (x *exchanged) exchange(px cluster.Proxmox, strategy cluster.Strategy, run 
 func (x *exchanged) interrupt(t *testing.T, px *dying, strategy cluster.Strategy) {
 	t.Helper()
 	err := x.exchange(px, strategy, "r1")
-	must.Never(t, err == nil, "it was not interrupted")
+	must.Be(t, err != nil, "it was not interrupted")
 }
 
 func (s *server) carryOut(root step.Step) error { return (&step.Runner{}).Run(s.t.Context(), root) }
@@ -282,7 +282,7 @@ func (s *server) dataImage(key string) (volid string) {
 	if s.row(volid) == nil {
 		s.ownISO(volid)
 		e := s.wait(s.upload(part{name: "content", value: "import"}, file(name, string(dataImages()[key].bytes()))))
-		must.Never(s.t, e.Exit != "OK", "upload of %s ended with %q: %q", name, e.Exit, e.Log)
+		must.Be(s.t, e.Exit == "OK", "upload of %s ended with %q: %q", name, e.Exit, e.Log)
 	}
 	return volid
 }
@@ -416,7 +416,7 @@ func (x *exchanged) wantMachine(t *testing.T, what string, want machine) {
 	got := x.s.machine(x.id)
 	if want.Drives["scsi0"].Bytes == "" { // a blank one
 		system := got.Drives["scsi0"]
-		must.Not(t, x.s.sim != nil && x.s.sim.world.Media(system.volid, x.s.place.node).Size() > 0,
+		must.Hold(t, x.s.sim == nil || x.s.sim.world.Media(system.volid, x.s.place.node).Size() <= 0,
 			"%s: scsi0 is not blank", what)
 		system.Used, system.Bytes = 0, "" // a storage may preallocate
 		got.Drives["scsi0"] = system
@@ -504,23 +504,23 @@ func TestClientErrors(t *testing.T) {
 			"free":        s.client.FreeDisk(t.Context(), vm, "scsi0"),
 			"move":        s.client.MoveDisk(t.Context(), vm, "scsi0", cluster.VMID(other), "scsi0"),
 		} {
-			must.Not(t, !errors.Is(err, cluster.ErrChanged), "%s: %v", name, err)
+			must.Hold(t, errors.Is(err, cluster.ErrChanged), "%s: %v", name, err)
 		}
 	})
 	story(t, "parameters, one by one", 0, func(t *testing.T, s *server) {
 		s.wrong("nosuch")
 		err := s.client.SetConfig(t.Context(), s.read(s.newVM()), map[string]string{"nosuch": "1"}, nil)
 		e, ok := errors.AsType[*api.Error](err)
-		must.Not(t, !ok || e.Status != http.StatusBadRequest || e.Params["nosuch"] != unknown ||
-			!strings.HasPrefix(e.Reason+e.Message, "Parameter verification failed."), "%+v", err)
+		must.Hold(t, ok && e.Status == http.StatusBadRequest && e.Params["nosuch"] == unknown &&
+			strings.HasPrefix(e.Reason+e.Message, "Parameter verification failed."), "%+v", err)
 	})
 	story(t, "a task that fails, with its log", 0, func(t *testing.T, s *server) {
 		id := s.freeID()
 		volid := s.place.isoStorage + ":iso/recast-contract-nosuch.iso"
 		err := s.client.CreateVM(t.Context(), s.place.node, cluster.VMID(id), values(marked(id, "ide2="+volid+",media=cdrom")...))
 		e, ok := errors.AsType[*api.TaskError](err)
-		must.Not(t, !ok || e.UPID.Type != "qmcreate" || e.UPID.ID != itoa(id) ||
-			!strings.Contains(e.Exit, "volume '"+volid+"' does not exist"), "%v", err)
+		must.Hold(t, ok && e.UPID.Type == "qmcreate" && e.UPID.ID == itoa(id) &&
+			strings.Contains(e.Exit, "volume '"+volid+"' does not exist"), "%v", err)
 	})
 }
 
@@ -534,13 +534,13 @@ func TestClientIsNotLetIn(t *testing.T) {
 		err := s.asking(o)
 		e, ok := errors.AsType[*api.Error](err)
 		took := time.Since(began)
-		must.Not(t, !ok || e.Status != http.StatusUnauthorized || took < 2900*time.Millisecond || took > 6*time.Second, "%v after %v", err, took)
+		must.Hold(t, ok && e.Status == http.StatusUnauthorized && took >= 2900*time.Millisecond && took <= 6*time.Second, "%v after %v", err, took)
 	})
 	story(t, "by a certificate that is not the pinned one", 0, func(t *testing.T, s *server) {
 		o := s.trusting()
 		o.Fingerprint = strings.Repeat("AB:", 31) + "AB"
 		_, ok := errors.AsType[*api.FingerprintError](s.asking(o))
-		must.Not(t, !ok, "it was let in")
+		must.Hold(t, ok, "it was let in")
 	})
 }
 
@@ -655,9 +655,9 @@ func TestClientLosesChanges(t *testing.T) {
 			id := test.prepare(s)
 			px, _ := s.losing(true)
 			err := test.do(s, px, id)
-			must.Not(t, test.again != (err == nil) || !test.again != errors.Is(err, cluster.ErrLostAnswer), "error is %v", err)
+			must.Hold(t, test.again == (err == nil) && !test.again == errors.Is(err, cluster.ErrLostAnswer), "error is %v", err)
 			got := test.done(s, id)
-			must.Not(t, cmp.Equal(test.want, got) != test.again, "%v; error %v", got, err)
+			must.Hold(t, cmp.Equal(test.want, got) == test.again, "%v; error %v", got, err)
 		})
 	}
 }
@@ -700,10 +700,10 @@ func TestPermissions(t *testing.T) {
 		for _, path := range []string{"/vms/" + itoa(id), "/storage/nosuch"} {
 			answer := object(t, s.get("/access/permissions", "path="+path))
 			held, there := answer[path]
-			must.Never(t, len(answer) != 1 || !there, "asked about %s: %v", path, answer)
+			must.Be(t, len(answer) == 1 && there, "asked about %s: %v", path, answer)
 			for privilege, propagates := range object(t, held) {
 				p := text(propagates)
-				must.Not(t, p != "0" && p != "1", "%s at %s is %v, neither 0 nor 1", privilege, path, propagates)
+				must.Hold(t, p == "0" || p == "1", "%s at %s is %v, neither 0 nor 1", privilege, path, propagates)
 			}
 		}
 	})
@@ -721,7 +721,7 @@ func TestPermissions(t *testing.T) {
 			"/version": http.StatusOK, "/nodes": http.StatusOK, at + "/version": http.StatusOK, // everybody may see them
 		} {
 			r := s.poor(http.MethodGet, path)
-			must.Not(t, r.Code != want, "GET %s: %s", path, r.Status)
+			must.Hold(t, r.Code == want, "GET %s: %s", path, r.Status)
 		}
 	})
 }
@@ -735,7 +735,7 @@ func TestUserPermissions(t *testing.T) {
 		same(t, audits, at.Whole)
 		for privilege := range at.Token {
 			_, has := at.User[privilege]
-			must.Not(t, at.Whole && !has, "the token has %s on /vms, its user has not", privilege)
+			must.Hold(t, !at.Whole || has, "the token has %s on /vms, its user has not", privilege)
 		}
 	})
 }
@@ -760,21 +760,21 @@ func TestDoctor(t *testing.T) {
 			"Sys.Audit on /", "VM.Allocate on /vms", "VM.Config.Disk on /vms", "Datastore.AllocateSpace on /storage/" + s.place.storage,
 			"Datastore.AllocateTemplate on /storage/" + s.place.isoStorage, "SDN.Use on /sdn/zones/localnetwork/" + s.place.bridge,
 		} {
-			must.Not(t, !slices.ContainsFunc(res.Needs, func(n checkup.NeedStatus) bool { return n.Privilege+" on "+n.Path == want }), "%s is not said to be needed", want)
+			must.Hold(t, slices.ContainsFunc(res.Needs, func(n checkup.NeedStatus) bool { return n.Privilege+" on "+n.Path == want }), "%s is not said to be needed", want)
 		}
 		major, _, _ := strings.Cut(res.Version, ".")
-		must.Not(t, major != "8" && major != "9", "version %q", res.Version)
+		must.Hold(t, major == "8" || major == "9", "version %q", res.Version)
 	})
 	story(t, "nothing but what the token lacks is in the way", 0, func(t *testing.T, s *server) {
 		id := s.newVM("scsi0="+s.place.storage+":1,serial=system", "net0=virtio,bridge="+s.place.bridge)
 		for _, c := range s.doctor(id).Checks {
-			must.Not(t, c.State == checkup.Problem && !strings.HasPrefix(c.What, "clock of ") && (c.Group == checkup.GroupProxmox || c.Group == checkup.GroupStorage), "%s: %s: %s", c.Group, c.What, c.Seen)
+			must.Hold(t, c.State != checkup.Problem || strings.HasPrefix(c.What, "clock of ") || c.Group != checkup.GroupProxmox && c.Group != checkup.GroupStorage, "%s: %s: %s", c.Group, c.What, c.Seen)
 		}
 	})
 	story(t, "a VM's protection is not in the way", 0, func(t *testing.T, s *server) {
 		id := s.newVM("scsi0="+s.place.storage+":1,serial=system", "protection=1")
 		against := s.doctor(id).Nodes[0].Against[cluster.Recreate]
-		must.Not(t, slices.ContainsFunc(against, func(r string) bool { return strings.Contains(r, "protect") }),
+		must.Hold(t, !slices.ContainsFunc(against, func(r string) bool { return strings.Contains(r, "protect") }),
 			"against recreate: %q", against)
 	})
 }

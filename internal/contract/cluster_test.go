@@ -18,7 +18,7 @@ func TestNextID(t *testing.T) {
 	story(t, "is free, and reserves nothing", 0, func(t *testing.T, s *server) {
 		first, second := s.get("/cluster/nextid"), s.get("/cluster/nextid")
 		_, err := strconv.Atoi(text(first))
-		must.Not(t, err != nil || first != second, "%v, then %v", first, second)
+		must.Hold(t, err == nil && first == second, "%v, then %v", first, second)
 	})
 	story(t, "says that a number is taken", 0, func(t *testing.T, s *server) {
 		id := s.newVM()
@@ -76,7 +76,7 @@ func TestResources(t *testing.T) {
 	story(t, "show what was, until the next report", simulated, func(t *testing.T, s *server) {
 		id := s.newVM()
 		got := s.inResources(id)
-		must.Not(t, got["name"] != nil || got["status"] != "unknown", "new: %v", got)
+		must.Hold(t, got["name"] == nil && got["status"] == "unknown", "new: %v", got)
 		s.shows(id, "status", "stopped")
 		s.start(id)
 		same(t, "stopped", s.inResources(id)["status"])
@@ -88,7 +88,7 @@ func TestResources(t *testing.T) {
 		s.newVM()
 		for _, path := range []string{"/cluster/resources?type=vm", "/nodes/" + s.place.node + "/qemu", "/nodes/" + s.place.node + "/storage", "/storage", "/pools", "/access/acl"} {
 			got := s.poor(http.MethodGet, path)
-			must.Not(t, got.Status != "200 OK" || len(list(t, got.Data)) > 0, "%s: %s %s", path, got.Status, got.Body)
+			must.Hold(t, got.Status == "200 OK" && len(list(t, got.Data)) == 0, "%s: %s %s", path, got.Status, got.Body)
 		}
 	})
 }
@@ -105,14 +105,14 @@ func TestClusterStatus(t *testing.T) {
 				nodes = append(nodes, text(r["name"]))
 			}
 		}
-		must.Not(t, quorate != "1" || !slices.Contains(nodes, s.place.node) || !slices.Contains(nodes, s.place.node2),
+		must.Hold(t, quorate == "1" && slices.Contains(nodes, s.place.node) && slices.Contains(nodes, s.place.node2),
 			"quorate %q, nodes %q", quorate, nodes)
 	})
 	story(t, "a node tells its time", 0, func(t *testing.T, s *server) {
 		s.holds("/nodes/"+s.place.node, "Sys.Audit")
 		got := object(t, s.get("/nodes/"+s.place.node+"/time"))
 		at, err := strconv.ParseInt(text(got["time"]), 10, 64)
-		must.Not(t, err != nil || time.Since(time.Unix(at, 0)).Abs() > 24*time.Hour || text(got["timezone"]) == "", "%v", got)
+		must.Hold(t, err == nil && time.Since(time.Unix(at, 0)).Abs() <= 24*time.Hour && text(got["timezone"]) != "", "%v", got)
 	})
 }
 
@@ -121,7 +121,7 @@ func TestNoQuorum(t *testing.T) {
 	denied := regexp.MustCompile(`^unable to open file '/etc/pve/nodes/pve1/qemu-server/\d+\.conf\.tmp\.\d+' - Permission denied$`)
 	readOnly := func(t *testing.T, got string) {
 		t.Helper()
-		must.Not(t, !denied.MatchString(got), "%v", got)
+		must.Hold(t, denied.MatchString(got), "%v", got)
 	}
 	refusedChange := func(t *testing.T, s *server, id int, form string) {
 		t.Helper()
@@ -143,7 +143,7 @@ func TestNoQuorum(t *testing.T) {
 		s.uploadOK(iso(), file(s.isoName(), "bytes"))
 		s.login("correct-horse")
 		for _, r := range s.rows("/cluster/status") {
-			must.Not(t, r["type"] == "cluster" && text(r["quorate"]) != "0", "%v", r)
+			must.Hold(t, r["type"] != "cluster" || text(r["quorate"]) == "0", "%v", r)
 		}
 	})
 	inIsolation("a change can't be written", func(t *testing.T, s *server, id int) {
@@ -197,12 +197,12 @@ func TestCephOfHosts(t *testing.T) {
 		r := s.do(http.MethodGet, at)
 		if r.Code != http.StatusOK {
 			text := r.Status + " " + string(r.Body)
-			must.Never(t, r.Code != http.StatusInternalServerError || !strings.Contains(text, "binary not installed: /usr/bin/ceph-mon") && !strings.Contains(text, "pveceph configuration not initialized"), "%v", text)
+			must.Be(t, r.Code == http.StatusInternalServerError && (strings.Contains(text, "binary not installed: /usr/bin/ceph-mon") || strings.Contains(text, "pveceph configuration not initialized")), "%v", text)
 			return
 		}
 		health := object(t, object(t, r.Data)["health"])
 		status, _ := health["status"].(string)
-		must.Not(t, !strings.HasPrefix(status, "HEALTH_"), "health %v", health)
+		must.Hold(t, strings.HasPrefix(status, "HEALTH_"), "health %v", health)
 		object(t, health["checks"])
 	})
 }
@@ -213,8 +213,8 @@ func TestCephHealth(t *testing.T) {
 		s.sim.world.SetCeph(world.Ceph{Checks: map[string]world.CephCheck{"OSD_FULL": {Severity: "HEALTH_ERR", Message: "1 full osd(s)"}}})
 		health := object(t, object(t, s.get("/nodes/pve1/ceph/status"))["health"])
 		check := object(t, object(t, health["checks"])["OSD_FULL"])
-		must.Not(t, health["status"] != "HEALTH_ERR" || check["severity"] != "HEALTH_ERR" ||
-			object(t, check["summary"])["message"] != "1 full osd(s)", "health %v", health)
+		must.Hold(t, health["status"] == "HEALTH_ERR" && check["severity"] == "HEALTH_ERR" &&
+			object(t, check["summary"])["message"] == "1 full osd(s)", "health %v", health)
 		s.sim.world.SetCeph(world.Ceph{Silent: true})
 		same(t, http.StatusInternalServerError, s.do(http.MethodGet, "/nodes/pve1/ceph/status").Code)
 	})
@@ -227,9 +227,9 @@ func TestHostMemory(t *testing.T) {
 		memory := object(t, object(t, s.get("/nodes/"+s.place.node+"/status"))["memory"])
 		total, _ := memory["total"].(float64)
 		used, _ := memory["used"].(float64)
-		must.Never(t, total <= 0 || used < 0 || used > total, "memory %v", memory)
+		must.Be(t, total > 0 && used >= 0 && used <= total, "memory %v", memory)
 		free, err := s.newClient().FreeMemory(t.Context(), s.place.node)
-		must.Not(t, err != nil || free <= 0 || free > int64(total),
+		must.Hold(t, err == nil && free > 0 && free <= int64(total),
 			"free memory of %s: %d of %.0f bytes, %v", s.place.node, free, total, err)
 	})
 }
@@ -252,7 +252,7 @@ func (s *server) newManaged(state string) int {
 	s.t.Helper()
 	id := s.newVM()
 	r := s.do(http.MethodPost, haResources, "sid=vm:"+itoa(id), "state="+state)
-	must.Never(s.t, r.Code != http.StatusOK, "put VM %d under HA: %s", id, r.Status)
+	must.Be(s.t, r.Code == http.StatusOK, "put VM %d under HA: %s", id, r.Status)
 	return id
 }
 
@@ -398,7 +398,7 @@ func TestFirewall(t *testing.T) {
 		for source, want := range map[string]string{"nobody": "no such alias 'nobody'", "+nobody": "no such ipset 'nobody'"} {
 			r := s.do(http.MethodPost, s.vm(id, "firewall/rules"), "type=in", "action=DROP", "source="+source)
 			got := strings.TrimSpace(r.Errors["source"])
-			must.Not(t, r.Code != http.StatusBadRequest || got != want, "%s: %s, source: %s", source, r.Status, got)
+			must.Hold(t, r.Code == http.StatusBadRequest && got == want, "%s: %s, source: %s", source, r.Status, got)
 		}
 	})
 	story(t, "it goes with the VM", 0, func(t *testing.T, s *server) {

@@ -36,7 +36,7 @@ func TestCreateMakesUp(t *testing.T) {
 			"vmgenid": `^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$`,
 			"net0":    `^virtio=([0-9A-F]{2}:){5}[0-9A-F]{2},bridge=` + regexp.QuoteMeta(s.place.bridge) + `$`,
 		} {
-			must.Not(t, !regexp.MustCompile(pattern).MatchString(a[key]) || a[key] == b[key],
+			must.Hold(t, regexp.MustCompile(pattern).MatchString(a[key]) && a[key] != b[key],
 				"%s: %s and %s", key, a[key], b[key])
 		}
 		wantMatch(t, `^creation-qemu=[0-9.]+,ctime=[0-9]+$`, a["meta"])
@@ -85,7 +85,7 @@ func TestCreateDrives(t *testing.T) {
 		volid := s.volid(s.newVM("scsi0="+s.disk()), "scsi0")
 		id := s.newVM("scsi0=" + s.place.storage + ":0,import-from=" + volid)
 		got := s.config(id)["scsi0"]
-		must.Not(t, diskName(got) != fmt.Sprintf("vm-%d-disk-0", id) || !strings.Contains(got, "size=1G") || strings.Contains(got, "import-from"), "%s", got)
+		must.Hold(t, diskName(got) == fmt.Sprintf("vm-%d-disk-0", id) && strings.Contains(got, "size=1G") && !strings.Contains(got, "import-from"), "%s", got)
 		_, r := s.create("scsi0=" + s.disk() + ",import-from=" + volid)
 		want := map[string]string{"scsi0": "'import-from' requires special syntax - use <storage ID>:0,import-from=<source>"}
 		wantRefusal(t, r, refused, want)
@@ -93,7 +93,7 @@ func TestCreateDrives(t *testing.T) {
 	story(t, "not a path of the node", 0, func(t *testing.T, s *server) {
 		id, r := s.create("scsi0=/dev/null")
 		want := "500 Only root can pass arbitrary filesystem paths."
-		must.Not(t, !strings.HasPrefix(r.Status, want) || s.exists(id), "%s, want %s", r.Status, want)
+		must.Hold(t, strings.HasPrefix(r.Status, want) && !s.exists(id), "%s, want %s", r.Status, want)
 	})
 	story(t, "not on a storage that is not there", simulated, func(t *testing.T, s *server) {
 		_, r := s.create("scsi0=nosuch:1")
@@ -112,7 +112,7 @@ func TestCreateFails(t *testing.T) {
 		missing := strings.Replace(foreign, "disk-0", "disk-7", 1)
 		id, r := s.create("scsi0="+s.disk(), "scsi1="+foreign, "scsi2="+missing)
 		wantMissing(t, s.wait(r), fmt.Sprintf("unable to create VM %d - ", id), missing)
-		must.Not(t, s.exists(id), "the VM is there")
+		must.Hold(t, !s.exists(id), "the VM is there")
 		s.wantVolumes(id)
 		s.wantThere(foreign)
 	})
@@ -178,7 +178,7 @@ func TestCreateRefused(t *testing.T) {
 		story(t, name, 0, func(t *testing.T, s *server) {
 			id, r := s.create(test.form...)
 			wantRefusal(t, r, test.want, test.params)
-			must.Not(t, s.exists(id), "the VM is there")
+			must.Hold(t, !s.exists(id), "the VM is there")
 		})
 	}
 }
@@ -210,7 +210,7 @@ func TestCreateNeeds(t *testing.T) {
 	}
 	story(t, "under a number that is none", 0, func(t *testing.T, s *server) {
 		r := s.do(http.MethodPost, "/nodes/"+s.place.node+"/qemu", marked(99)...)
-		must.Not(t, r.Status != refused || r.Errors["vmid"] == "", "%s %v", r.Status, r.Errors)
+		must.Hold(t, r.Status == refused && r.Errors["vmid"] != "", "%s %v", r.Status, r.Errors)
 	})
 }
 
@@ -275,7 +275,7 @@ func TestConfigDigest(t *testing.T) {
 		s.start(id)
 		before := s.digest(id)
 		s.put(s.vm(id, "config"), "memory=128", "digest="+before)
-		must.Not(t, s.digest(id) == before, "the digest is the same")
+		must.Hold(t, s.digest(id) != before, "the digest is the same")
 		wantRefusal(t, s.do(http.MethodPut, s.vm(id, "config"), "memory=256", "digest="+before), mismatch, nil)
 	})
 }
@@ -284,7 +284,7 @@ func TestConfigAnswers(t *testing.T) {
 	story(t, "PUT with nothing and POST with a task", 0, func(t *testing.T, s *server) {
 		id := s.newVM()
 		r := s.do(http.MethodPut, s.vm(id, "config"), "memory=128")
-		must.Not(t, r.Code != http.StatusOK || r.Data != nil, "PUT: %s %s", r.Status, r.Body)
+		must.Hold(t, r.Code == http.StatusOK && r.Data == nil, "PUT: %s %s", r.Status, r.Body)
 		same(t, "qmconfig", s.taskOK(http.MethodPost, s.vm(id, "config"), "memory=256").kind())
 		s.wantKey(id, "memory", "256")
 	})
@@ -415,7 +415,7 @@ func TestConfigSet(t *testing.T) {
 		volid := strings.Replace(s.volid(id, "scsi0"), "disk-0", "disk-7", 1)
 		r := s.do(http.MethodPut, s.vm(id, "config"), "scsi5="+volid)
 		want := "500 volume '" + volid + "' does not exist"
-		must.Not(t, onFiles(volid) && r.Status != want || r.Code == http.StatusOK, "%s, want %s", r.Status, want)
+		must.Hold(t, (!onFiles(volid) || r.Status == want) && r.Code != http.StatusOK, "%s, want %s", r.Status, want)
 		wantMissing(t, s.task(http.MethodPost, s.vm(id, "config"), "scsi5="+volid), "", volid)
 	})
 	story(t, "of an ISO that is not there is refused at once", 0, func(t *testing.T, s *server) {
@@ -492,7 +492,7 @@ func TestPending(t *testing.T) {
 		s.put(s.vm(id, "config"), "memory=128", "sata0="+s.disk())
 		s.put(s.vm(id, "config"), "revert=memory")
 		got := s.waiting(id)
-		must.Not(t, len(got) != 1 || got["sata0"].Pending == "", "%v", got)
+		must.Hold(t, len(got) == 1 && got["sata0"].Pending != "", "%v", got)
 		volid := s.volid(id, "sata0")
 		s.put(s.vm(id, "config"), "revert=sata0")
 		s.wantWaiting(id, nil)
@@ -521,7 +521,7 @@ func TestPendingDrives(t *testing.T) {
 		s.start(id)
 		want := map[string]string{"scsi0": "hotplug problem - unable to change media type"}
 		wantRefusal(t, s.do(http.MethodPut, s.vm(id, "config"), "scsi0="+s.disk()), refused, want)
-		must.Not(t, s.waiting(id)["scsi0"].Pending == "", "it is not pending")
+		must.Hold(t, s.waiting(id)["scsi0"].Pending != "", "it is not pending")
 	})
 }
 
@@ -542,7 +542,7 @@ func TestHotplug(t *testing.T) {
 		same(t, volid+",serial=hot,size=1G", s.now(id, "scsi1"))
 		s.put(s.vm(id, "config"), "delete=scsi1")
 		got := []string{s.now(id, "scsi1"), s.now(id, "unused0")}
-		must.Not(t, !cmp.Equal(got, []string{"", volid}), "%q", got)
+		must.Hold(t, cmp.Equal(got, []string{"", volid}), "%q", got)
 	})
 	story(t, "refuses to unplug a boot disk, but does it when the VM stops", 0, func(t *testing.T, s *server) {
 		id := s.newVM("scsi0="+s.disk(), "scsi1="+s.disk(), "boot=order=scsi0;scsi1")
@@ -552,9 +552,9 @@ func TestHotplug(t *testing.T) {
 		wantRefusal(t, s.do(http.MethodPut, s.vm(id, "config"), "delete=scsi0"), refused, want)
 		// It is also removed from the boot order, at once and for good.
 		got := s.waiting(id)
-		must.Not(t, len(got) != 2 || got["scsi0"].Delete != "1" || got["boot"].Pending != "order=scsi1", "%+v", got)
+		must.Hold(t, len(got) == 2 && got["scsi0"].Delete == "1" && got["boot"].Pending == "order=scsi1", "%+v", got)
 		s.put(s.vm(id, "config"), "description="+marker+" again") // does not retry it
-		must.Not(t, s.now(id, "scsi0") == "", "scsi0 is gone")
+		must.Hold(t, s.now(id, "scsi0") != "", "scsi0 is gone")
 		s.stop(id)
 		s.wantKeys(id, map[string]string{"scsi0": "", "unused0": volid})
 	})
@@ -563,7 +563,7 @@ func TestHotplug(t *testing.T) {
 		before := s.config(id)["scsi0"]
 		s.start(id)
 		r := s.do(http.MethodPut, s.vm(id, "config"), "delete=scsi0")
-		must.Never(t, r.Code != http.StatusBadRequest, "%s %s", r.Status, r.Body)
+		must.Be(t, r.Code == http.StatusBadRequest, "%s %s", r.Status, r.Body)
 		s.put(s.vm(id, "config"), "revert=scsi0")
 		s.wantWaiting(id, map[string]pendingRow{"boot": {Value: "order=scsi0;scsi1", Pending: "order=scsi1"}})
 		s.put(s.vm(id, "config"), "revert=boot")
@@ -592,7 +592,7 @@ func TestUnplug(t *testing.T) {
 		volid := s.volid(id, "scsi1")
 		s.start(id)
 		s.put(s.vm(id, "config"), "delete=scsi1", "force=1")
-		must.Not(t, s.row(volid) != nil || strings.Contains(s.now(id, "unused0"), volid), "%s is still there", volid)
+		must.Hold(t, s.row(volid) == nil && !strings.Contains(s.now(id, "unused0"), volid), "%s is still there", volid)
 	})
 }
 
@@ -684,10 +684,10 @@ func TestMigrationPreconditions(t *testing.T) {
 	story(t, "allow a VM on a shared storage to go", secondNode|sharedStorage, func(t *testing.T, s *server) {
 		id := s.migratable()
 		got := read(s, id)
-		must.Not(t, !slices.Contains(strs(got["allowed_nodes"]), s.place.node2) || len(strs(got["local_resources"])) > 0 ||
-			text(got["running"]) != "0", "%v", got)
+		must.Hold(t, slices.Contains(strs(got["allowed_nodes"]), s.place.node2) && len(strs(got["local_resources"])) == 0 &&
+			text(got["running"]) == "0", "%v", got)
 		disks, _ := got["local_disks"].([]any)
-		must.Not(t, len(disks) > 0, "local disks: %v", disks)
+		must.Hold(t, len(disks) == 0, "local disks: %v", disks)
 	})
 	story(t, "name local disks", secondNode|sharedStorage, func(t *testing.T, s *server) {
 		id := s.migratable("scsi1=" + s.disk())
@@ -695,7 +695,7 @@ func TestMigrationPreconditions(t *testing.T) {
 			s.skipf("needs another PVE_STORAGE than PVE_SHARED_STORAGE")
 		}
 		disks, _ := read(s, id)["local_disks"].([]any)
-		must.Never(t, len(disks) != 1, "%v", disks)
+		must.Be(t, len(disks) == 1, "%v", disks)
 		same(t, s.volid(id, "scsi1"), text(object(t, disks[0])["volid"]))
 	})
 }

@@ -47,12 +47,12 @@ func (s *server) row(volid string) map[string]any {
 
 func (s *server) wantThere(volid string) {
 	s.t.Helper()
-	must.Not(s.t, s.row(volid) == nil, "%s is gone", volid)
+	must.Hold(s.t, s.row(volid) != nil, "%s is gone", volid)
 }
 
 func (s *server) wantFreed(volid string) {
 	s.t.Helper()
-	must.Not(s.t, s.row(volid) != nil, "%s is still there", volid)
+	must.Hold(s.t, s.row(volid) == nil, "%s is still there", volid)
 }
 
 func (s *server) wantVolumes(id int, want ...string) {
@@ -67,7 +67,7 @@ func TestVolumeNames(t *testing.T) {
 		same(t, fmt.Sprintf("vm-%d-disk-0", id), diskName(volid))
 		row := s.row(volid)
 		got := []string{text(row["vmid"]), text(row["content"]), text(row["format"])}
-		must.Not(t, !cmp.Equal(got, []string{itoa(id), "images", "raw"}), "listed as %v", row)
+		must.Hold(t, cmp.Equal(got, []string{itoa(id), "images", "raw"}), "listed as %v", row)
 	})
 	story(t, "carry the lowest free number, again after a removal or a reassign", 0, func(t *testing.T, s *server) {
 		id, other := s.newVM("scsi0="+s.disk(), "scsi1="+s.disk(), "scsi2="+s.disk()), s.newVM()
@@ -121,7 +121,7 @@ func (s *server) alloc(id int) (volid string) {
 		name += ".raw"
 	}
 	r := s.do(http.MethodPost, "/nodes/"+s.place.node+"/storage/"+s.place.storage+"/content", "filename="+name, "vmid="+itoa(id), "size=1G")
-	must.Never(s.t, r.Code != http.StatusOK, "allocate %s: %s %s", name, r.Status, r.Body)
+	must.Be(s.t, r.Code == http.StatusOK, "allocate %s: %s %s", name, r.Status, r.Body)
 	return text(r.Data)
 }
 
@@ -132,7 +132,7 @@ func TestDeleteVM(t *testing.T) {
 			"tpmstate0="+s.disk()+",version=v2.0", "ide2="+s.place.storage+":cloudinit")
 		s.put(s.vm(id, "config"), "delete=scsi1")
 		got := s.volumes(s.place.storage, id)
-		must.Never(t, len(got) != 5, "%q", got)
+		must.Be(t, len(got) == 5, "%q", got)
 		s.taskOK(del, s.vm(id, ""))
 		s.wantVolumes(id)
 	})
@@ -195,7 +195,7 @@ func (s *server) poolOf(id int) string {
 
 func wantExit(t *testing.T, got ended, want string) {
 	t.Helper()
-	must.Not(t, got.Exit != want, "the task ended with %q, want %q\n%s", got.Exit, want, strings.Join(got.Log, "\n"))
+	must.Hold(t, got.Exit == want, "the task ended with %q, want %q\n%s", got.Exit, want, strings.Join(got.Log, "\n"))
 }
 
 // wantMissing requires a task to have failed for a missing volume. The wording of block storages varies.
@@ -292,7 +292,7 @@ func TestReassign(t *testing.T) {
 		same(t, []string{"qmmove", fmt.Sprintf("%d-scsi1>%d-scsi5", id, other)}, strings.Split(end.UPID, ":")[5:7])
 		same(t, fmt.Sprintf("vm-%d-disk-1", other), diskName(s.volid(other, "scsi5")))
 		_, got, _ := strings.Cut(s.config(other)["scsi5"], ",")
-		must.Not(t, got != options, "options %s, were %s", got, options)
+		must.Hold(t, got == options, "options %s, were %s", got, options)
 		s.wantFreed(volid)
 		s.wantKeys(id, map[string]string{"scsi1": "", "unused0": "", "boot": "order=scsi0"})
 	})
@@ -306,7 +306,7 @@ func TestReassign(t *testing.T) {
 		id, other := s.newVM("scsi4="+s.disk()+",serial=s"), s.newVM()
 		s.reassigned(id, "scsi4", other, "target-disk=unused2")
 		value := s.config(other)["unused2"]
-		must.Not(t, diskName(value) != fmt.Sprintf("vm-%d-disk-0", other) || strings.Contains(value, ","),
+		must.Hold(t, diskName(value) == fmt.Sprintf("vm-%d-disk-0", other) && !strings.Contains(value, ","),
 			"unused2: %s", value)
 	})
 	story(t, "takes the firmware's volumes too", 0, func(t *testing.T, s *server) {
@@ -315,7 +315,7 @@ func TestReassign(t *testing.T) {
 			_, options, _ := strings.Cut(s.config(id)[key], ",")
 			s.reassigned(id, key, other)
 			_, got, _ := strings.Cut(s.config(other)[key], ",")
-			must.Not(t, got != options, "%s: options %s, were %s", key, got, options)
+			must.Hold(t, got == options, "%s: options %s, were %s", key, got, options)
 		}
 	})
 	story(t, "of another VM's volume leaves that one's configuration with nothing", 0, func(t *testing.T, s *server) {
@@ -324,7 +324,7 @@ func TestReassign(t *testing.T) {
 		id, other := s.newVM("scsi3="+volid), s.newVM()
 		s.reassigned(id, "scsi3", other)
 		got := s.volid(owner, "scsi0")
-		must.Not(t, got != volid || s.row(volid) != nil, "the owner has %s, which is there: %v", got, s.row(volid) != nil)
+		must.Hold(t, got == volid && s.row(volid) == nil, "the owner has %s, which is there: %v", got, s.row(volid) != nil)
 		if got := s.volid(other, "scsi3"); s.row(got) == nil {
 			t.Errorf("%s is not there", got)
 		}
@@ -345,10 +345,10 @@ func TestReassignOfRunning(t *testing.T) {
 		s.start(id)
 		s.put(s.vm(id, "config"), "delete=scsi1")
 		value := s.config(id)["unused0"]
-		must.Not(t, diskName(value) != fmt.Sprintf("vm-%d-disk-1", id) || strings.Contains(value, ","), "unused0: %s", value)
+		must.Hold(t, diskName(value) == fmt.Sprintf("vm-%d-disk-1", id) && !strings.Contains(value, ","), "unused0: %s", value)
 		s.reassigned(id, "unused0", other, "target-disk=scsi1")
 		got, want := s.config(other)["scsi1"], s.volid(other, "scsi1")+",size=1G"
-		must.Not(t, got != want && got != s.volid(other, "scsi1"), "%s, want %s", got, want)
+		must.Hold(t, got == want || got == s.volid(other, "scsi1"), "%s, want %s", got, want)
 		s.wantKey(id, "unused0", "")
 	})
 	story(t, "the target is given it at once", 0, func(t *testing.T, s *server) {
@@ -356,7 +356,7 @@ func TestReassignOfRunning(t *testing.T) {
 		s.start(other)
 		s.reassigned(id, "scsi1", other)
 		row := s.pending(other)["scsi1"]
-		must.Not(t, !strings.Contains(row.Value, "serial=hot") || row.Pending != "", "%+v", row)
+		must.Hold(t, strings.Contains(row.Value, "serial=hot") && row.Pending == "", "%+v", row)
 	})
 }
 
@@ -434,7 +434,7 @@ func TestReassignNeeds(t *testing.T) {
 		s.sim.world.SetQuorum(false)
 		end := s.wait(s.reassign(id, "scsi1", other))
 		want := fmt.Sprintf("unable to open file '/etc/pve/nodes/%s/qemu-server/%d.conf.tmp.", s.place.node, id)
-		must.Not(t, !strings.HasPrefix(end.Exit, want) || !strings.HasSuffix(end.Exit, " - Permission denied"),
+		must.Hold(t, strings.HasPrefix(end.Exit, want) && strings.HasSuffix(end.Exit, " - Permission denied"),
 			"the task ended with %q", end.Exit)
 		if got := s.volid(id, "scsi1"); got != volid || s.row(volid) != nil || len(s.volumes(s.place.storage, other)) != 1 {
 			t.Errorf("%s is named %s; the target owns %q", volid, got, s.volumes(s.place.storage, other))
@@ -480,7 +480,7 @@ func TestLinkedClone(t *testing.T) {
 		same(t, itoa(linked), text(s.row(want)["vmid"]))
 		wantExit(t, s.task(http.MethodDelete, s.vm(id, "")), "base volume '"+base+"' is still in use by linked cloned")
 		s.taskOK(http.MethodDelete, s.vm(linked, ""))
-		must.Never(t, s.row(base) == nil, "the base volume went with the clone")
+		must.Be(t, s.row(base) != nil, "the base volume went with the clone")
 		s.taskOK(http.MethodDelete, s.vm(id, ""))
 	})
 	story(t, "can be reassigned and keeps its base", 0, func(t *testing.T, s *server) {

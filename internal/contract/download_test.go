@@ -128,7 +128,7 @@ func (s *server) download(url, name string, form ...string) reply {
 func (s *server) downloadOK(url, name string, form ...string) ended {
 	s.t.Helper()
 	e := s.wait(s.download(url, name, form...))
-	must.Never(s.t, e.Exit != "OK", "download ended with %q: %q", e.Exit, e.Log)
+	must.Be(s.t, e.Exit == "OK", "download ended with %q: %q", e.Exit, e.Log)
 	return e
 }
 
@@ -138,7 +138,7 @@ func TestDownload(t *testing.T) {
 		name := s.isoName()
 		same(t, "download", s.downloadOK(s.source(), name).kind())
 		got := s.isoSize(s.place.node, s.place.isoStorage, name)
-		must.Not(t, got <= 0, "%d bytes", got)
+		must.Hold(t, got > 0, "%d bytes", got)
 	})
 	story(t, "never replaces a file, and is done if that has the sum", 0, func(t *testing.T, s *server) {
 		s.fetches()
@@ -396,19 +396,19 @@ func TestImportFrom(t *testing.T) {
 		id := s.newVM()
 		s.taskOK(http.MethodPost, s.vm(id, "config"), "scsi1="+s.place.storage+":0,import-from="+volid+",serial=system-1,discard=on")
 		got := s.driveIs("scsi1", s.config(id)["scsi1"])
-		must.Not(t, got.Owner != id || onFiles(got.volid) && got.Size != itoa(tinyDiskBytes), "scsi1 is %+v", got)
+		must.Hold(t, got.Owner == id && (!onFiles(got.volid) || got.Size == itoa(tinyDiskBytes)), "scsi1 is %+v", got)
 		line := s.config(id)["scsi1"]
-		must.Not(t, !strings.Contains(line, "serial=system-1") || !strings.Contains(line, "discard=on") || strings.Contains(line, "import-from"), "scsi1 is %s", line)
-		must.Not(t, s.sim != nil && got.Bytes != sum(string(tinyDisk())), "it has other bytes than the image")
-		must.Not(t, s.row(volid) == nil, "the image is gone")
+		must.Hold(t, strings.Contains(line, "serial=system-1") && strings.Contains(line, "discard=on") && !strings.Contains(line, "import-from"), "scsi1 is %s", line)
+		must.Hold(t, s.sim == nil || got.Bytes == sum(string(tinyDisk())), "it has other bytes than the image")
+		must.Hold(t, s.row(volid) != nil, "the image is gone")
 	})
 	story(t, "takes an image that was cut short for a disk with zeros", 0, func(t *testing.T, s *server) {
 		s.takesImages()
 		content := tinyImage(t)
 		id := s.newVM("scsi0=" + s.place.storage + ":0,import-from=" + s.tiny(content[:len(content)/2]))
 		got := s.driveIs("scsi0", s.config(id)["scsi0"])
-		must.Not(t, onFiles(got.volid) && got.Size != itoa(tinyDiskBytes), "scsi0 is %+v", got)
-		must.Not(t, s.sim != nil && got.Bytes == sum(string(tinyDisk())), "nothing is missing")
+		must.Hold(t, !onFiles(got.volid) || got.Size == itoa(tinyDiskBytes), "scsi0 is %+v", got)
+		must.Hold(t, s.sim == nil || got.Bytes != sum(string(tinyDisk())), "nothing is missing")
 	})
 	story(t, "of an image that is not there", 0, func(t *testing.T, s *server) {
 		s.takesImages()
@@ -428,7 +428,7 @@ func TestImportFrom(t *testing.T) {
 				s.also(test.token, "/storage/"+s.place.storage, "Datastore.AllocateSpace")
 			}
 			got := s.as(test.token, http.MethodPut, s.vm(id, "config"), form)
-			must.Not(t, got.Status != test.want, "%s: %s, want %s", name, got.Status, test.want)
+			must.Hold(t, got.Status == test.want, "%s: %s, want %s", name, got.Status, test.want)
 		}
 	})
 }
@@ -469,7 +469,7 @@ func TestClientDisks(t *testing.T) {
 	story(t, "refuses a storage without the content type, with the reason", simulated, func(t *testing.T, s *server) {
 		why, err := s.client.MayImport(t.Context(), s.place.node, s.place.storage)
 		want := fmt.Sprintf("storage %q does not have the content type \"import\", which Proxmox VE has since 8.3: `pvesm set %s --content` sets the types", s.place.storage, s.place.storage)
-		must.Not(t, why != want || err != nil, "%s; %v", why, err)
+		must.Hold(t, why == want && err == nil, "%s; %v", why, err)
 		must.FailIs(t, must.Err(s.client.MayImport(t.Context(), s.place.node, "nosuch")), images.ErrNoStorage)
 	})
 }

@@ -153,7 +153,7 @@ func arounds() map[string]around {
 			may: (*server).managesHA,
 			prepare: func(s *server, x *exchanged) {
 				r := s.do(http.MethodPost, haResources, "sid=vm:"+itoa(x.id), "state=stopped", "max_restart=3")
-				must.Never(s.t, r.Code != http.StatusOK, "put VM %d under HA: %s", x.id, r.Status)
+				must.Be(s.t, r.Code == http.StatusOK, "put VM %d under HA: %s", x.id, r.Status)
 			},
 			look: func(s *server, x *exchanged) any {
 				got := object(s.t, s.get(haResources+"/vm:"+itoa(x.id)))
@@ -263,7 +263,7 @@ func (s *server) minimal(strategy string) *pve.Client {
 	const id = "recast@pve!roll"
 	s.sim.world.AddToken(world.Token{ID: id, Secret: secret, Privsep: true})
 	commands := documented(strategy)
-	must.Never(s.t, len(commands) < 4, "permissions.md shows only %v for %s", commands, strategy)
+	must.Be(s.t, len(commands) >= 4, "permissions.md shows only %v for %s", commands, strategy)
 	for _, g := range commands {
 		path := g.path
 		if path == "/storage/isos" { // it represents those of images.iso.storage
@@ -386,9 +386,8 @@ func (f foreign) try(t *testing.T, s *server) {
 	f.do(s, x)
 	err = s.carryOut(steps)
 	want := strings.NewReplacer("%d", itoa(x.id), "%[2]d", itoa(x.park)).Replace(f.want)
-	if err == nil || !strings.Contains(err.Error(), want) || fault.KindOf(err) != fault.Refused && !f.failed {
-		t.Fatalf("kind %d: %v; want %q", fault.KindOf(err), err, want)
-	}
+	must.Be(t, err != nil && strings.Contains(err.Error(), want) && (fault.KindOf(err) == fault.Refused || f.failed),
+		"kind %d: %v; want %q", fault.KindOf(err), err, want)
 	x.wantAllThere(t)
 	if f.undo == nil {
 		return
@@ -413,7 +412,7 @@ func (x *exchanged) wantAllThere(t *testing.T) {
 				found = found || now.Size == d.Size && now.Bytes == d.Bytes && now.Format == d.Format
 			}
 		}
-		must.Not(t, !found, "%s (%+v) is in no configuration", key, d)
+		must.Hold(t, found, "%s (%+v) is in no configuration", key, d)
 	}
 	x.s.intact(t)
 }
@@ -468,7 +467,7 @@ func TestExchangeNotOpened(t *testing.T) {
 			test.prepare(s, x)
 			before, parked := fmt.Sprint(s.config(x.id)), fmt.Sprint(s.do(http.MethodGet, s.vm(x.park, "config")).Data)
 			_, err := x.open(s.newClient(), cluster.Recreate, "r1")
-			must.Not(t, err == nil || fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), test.want),
+			must.Hold(t, err != nil && fault.KindOf(err) == fault.Refused && strings.Contains(err.Error(), test.want),
 				"kind %d: %v; want %q", fault.KindOf(err), err, test.want)
 			same(t, before, fmt.Sprint(s.config(x.id)))
 			same(t, parked, fmt.Sprint(s.do(http.MethodGet, s.vm(x.park, "config")).Data))
@@ -653,14 +652,14 @@ func (u unfinished) isolated(t *testing.T, s *server, k int) {
 	t.Helper()
 	x := u.begun(t, s)
 	px := mortal(s.newClient(), func(_ int, m mutation) bool {
-		must.Not(t, m.needsQuorum() && !s.sim.world.Quorate(),
+		must.Hold(t, !m.needsQuorum() || s.sim.world.Quorate(),
 			"without quorum it asks Proxmox to %s: %v %v", m.what, m.set, m.del)
 		return true
 	})
 	px.then = func(made int) { s.sim.world.SetQuorum(made != k) }
 	s.sim.world.SetQuorum(k > 0)
 	err := x.resume(px, u.strategy, "r1", u.putBack)
-	must.Not(t, err == nil || px.done != k, "without quorum after change %d it made %d, and ended with: %v", k, px.done, err)
+	must.Hold(t, err != nil && px.done == k, "without quorum after change %d it made %d, and ended with: %v", k, px.done, err)
 	x.wantAllThere(t)
 	s.sim.world.SetQuorum(true)
 }
@@ -803,7 +802,7 @@ func (s *server) claimant(id int, run string) *claim.Claim {
 func (s *server) beat(id int) int {
 	s.t.Helper()
 	state, found, err := claim.Peek([]cluster.VM{s.read(id)}, exchangeCluster, cluster.VMID(id))
-	must.Never(s.t, err != nil || !found, "no claim: %v", err)
+	must.Be(s.t, err == nil && found, "no claim: %v", err)
 	return state.Beat
 }
 
@@ -813,12 +812,12 @@ func TestClaim(t *testing.T) {
 		held := must.Get(s.claimant(id, "r1").Acquire(t.Context()))(t)
 		began := s.beat(id)
 		_, err := s.claimant(id, "r2").Acquire(t.Context())
-		must.Not(t, fault.KindOf(err) != fault.Claimed || !strings.Contains(err.Error(), "run r1"), "the second one: %v", err)
+		must.Hold(t, fault.KindOf(err) == fault.Claimed && strings.Contains(err.Error(), "run r1"), "the second one: %v", err)
 		now := s.beat(id)
-		must.Not(t, now <= began, "the claim's counter stands at %d, stood at %d", now, began)
+		must.Hold(t, now > began, "the claim's counter stands at %d, stood at %d", now, began)
 		must.Do(t, held.Check(t.Context()))
 		must.Do(t, held.Release(t.Context()))
-		must.Not(t, s.do(http.MethodGet, s.vm(id, "config")).Code == http.StatusOK, "given back, the claim is still there")
+		must.Hold(t, s.do(http.MethodGet, s.vm(id, "config")).Code != http.StatusOK, "given back, the claim is still there")
 		next := must.Get(s.claimant(id, "r2").Acquire(t.Context()))(t)
 		must.Do(t, next.Release(t.Context()))
 	})
@@ -826,7 +825,7 @@ func TestClaim(t *testing.T) {
 		id := s.newVM()
 		before := s.config(id)["digest"]
 		_, err := s.claimant(id, "r1").Acquire(t.Context())
-		must.Not(t, fault.KindOf(err) != fault.Refused, "%v", err)
+		must.Hold(t, fault.KindOf(err) == fault.Refused, "%v", err)
 		same(t, before, s.config(id)["digest"])
 	})
 }
@@ -871,7 +870,7 @@ func TestClaimLost(t *testing.T) {
 				return true
 			})
 			err := x.exchange(px, u.strategy, "r1")
-			must.Not(t, fault.KindOf(err) != fault.Claimed || px.done != k, "it made %d changes and ended with: %v", px.done, err)
+			must.Hold(t, fault.KindOf(err) == fault.Claimed && px.done == k, "it made %d changes and ended with: %v", px.done, err)
 			x.wantAllThere(t)
 		})
 	}

@@ -85,7 +85,7 @@ func (s *server) wantISO(name string, size int) {
 func (s *server) uploadOK(parts ...part) ended {
 	s.t.Helper()
 	e := s.wait(s.upload(parts...))
-	must.Never(s.t, e.Exit != "OK", "upload ended with %q: %q", e.Exit, e.Log)
+	must.Be(s.t, e.Exit == "OK", "upload ended with %q: %q", e.Exit, e.Log)
 	return e
 }
 
@@ -94,8 +94,8 @@ func TestUpload(t *testing.T) {
 		name := s.isoName()
 		e := s.uploadOK(iso(), part{name: "checksum-algorithm", value: "sha256"}, part{name: "checksum", value: strings.ToUpper(sum("any bytes"))}, file(name, "any bytes"))
 		same(t, "imgcopy", e.kind())
-		must.Not(t, !slices.Contains(e.Log, "calculating checksum...OK, checksum verified") ||
-			!slices.Contains(e.Log, "file size is: 9"), "log %q", e.Log)
+		must.Hold(t, slices.Contains(e.Log, "calculating checksum...OK, checksum verified") &&
+			slices.Contains(e.Log, "file size is: 9"), "log %q", e.Log)
 		s.wantISO(name, 9)
 	})
 	story(t, "replaces a file of that name without a word", 0, func(t *testing.T, s *server) {
@@ -125,7 +125,7 @@ func TestUploadElsewhere(t *testing.T) {
 		s.crosses(r.Status)
 		e := s.wait(r)
 		s.crosses(e.Exit)
-		must.Never(t, e.Exit != "OK", "ended with %q", e.Exit)
+		must.Be(t, e.Exit == "OK", "ended with %q", e.Exit)
 		same(t, s.place.node, strings.Split(e.UPID, ":")[1])
 		same(t, 5, s.isoSize(s.place.node2, s.place.isoStorage, name))
 		if r := s.do(http.MethodDelete, "/nodes/"+s.place.node2+"/storage/"+s.place.isoStorage+"/content/iso/"+name); r.Code == http.StatusOK {
@@ -138,7 +138,7 @@ func TestUploadElsewhere(t *testing.T) {
 		name := s.isoName()
 		s.ownISO(storage + ":iso/" + name)
 		e := s.wait(s.uploadTo(s.place.node, storage, iso(), file(name, "bytes")))
-		must.Never(t, e.Exit != "OK", "ended with %q", e.Exit)
+		must.Be(t, e.Exit == "OK", "ended with %q", e.Exit)
 		same(t, 5, s.isoSize(s.place.node2, storage, name))
 		id := s.newVMOn(s.place.node2, "scsi0="+storage+":1")
 		same(t, 1, len(s.volumes(storage, id)))
@@ -178,7 +178,7 @@ func TestUploadCopy(t *testing.T) {
 		s.sim.world.SetRootDisk(s.place.node, 1<<30, 1<<30-5)
 		s.uploadOK(iso(), file(s.isoName(), "bytes"))
 		_, used := s.sim.world.RootDisk(s.place.node)
-		must.Not(t, used != 1<<30-5, "%d bytes in use: the spooled file is still there", used)
+		must.Hold(t, used == 1<<30-5, "%d bytes in use: the spooled file is still there", used)
 	})
 }
 
@@ -227,7 +227,7 @@ func TestUploadRefused(t *testing.T) {
 			}
 			got := s.upload(test.parts...)
 			wantRefusal(t, got, test.status, test.errors)
-			must.Not(t, test.errors == nil && len(got.Body) > 0, "body %q", got.Body)
+			must.Hold(t, test.errors != nil || len(got.Body) == 0, "body %q", got.Body)
 			s.wantISO(name, -1)
 		})
 	}
@@ -238,7 +238,7 @@ func TestUploadRefused(t *testing.T) {
 	})
 	story(t, "without a body", 0, func(t *testing.T, s *server) {
 		got := s.do(http.MethodPost, "/nodes/"+s.place.node+"/storage/"+s.place.isoStorage+"/upload")
-		must.Not(t, got.Code < 400, "%v", got.Status)
+		must.Hold(t, got.Code >= 400, "%v", got.Status)
 	})
 }
 
@@ -273,7 +273,7 @@ func TestUploadStorages(t *testing.T) {
 		same(t, want, s.send(upload()).Status)
 		s.get("/version")
 		got := s.send(upload())
-		must.Not(t, got.Status != "400 bad request" && got.Status != want, "%s, want 400 bad request, or %s", got.Status, want)
+		must.Hold(t, got.Status == "400 bad request" || got.Status == want, "%s, want 400 bad request, or %s", got.Status, want)
 	})
 }
 
@@ -283,7 +283,7 @@ func wantPlain(t *testing.T, got reply, status string) {
 	t.Helper()
 	_, text, _ := strings.Cut(status, " ")
 	body := strings.TrimSpace(string(got.Body))
-	must.Not(t, got.Status != status || body != text && body != "", "%s, body %q; want %s", got.Status, got.Body, status)
+	must.Hold(t, got.Status == status && (body == text || body == ""), "%s, body %q; want %s", got.Status, got.Body, status)
 }
 
 func (s *server) storageConfig(id string) map[string]any {
@@ -318,7 +318,7 @@ func (s *server) stored(node, storage, name string) (images.StoredISO, bool) {
 		return images.StoredISO{}, false
 	}
 	age := time.Since(isos[i].Changed)
-	must.Not(s.t, age < -time.Hour || age > time.Hour, "%s was changed %s ago", name, age)
+	must.Hold(s.t, age >= -time.Hour && age <= time.Hour, "%s was changed %s ago", name, age)
 	isos[i].Changed = time.Time{}
 	return isos[i], true
 }
@@ -342,7 +342,7 @@ func TestClientUpload(t *testing.T) {
 		u.SHA256 = sum("other")
 		err := s.client.Upload(t.Context(), u)
 		e, ok := errors.AsType[*api.TaskError](err)
-		must.Not(t, !ok || !strings.HasPrefix(e.Exit, "checksum mismatch: got '"+sum(large)), "error is %v", err)
+		must.Hold(t, ok && strings.HasPrefix(e.Exit, "checksum mismatch: got '"+sum(large)), "error is %v", err)
 		s.wantISO(u.Name, -1)
 	})
 	story(t, "is cancelled, and the next one succeeds", 0, func(t *testing.T, s *server) {
@@ -361,19 +361,19 @@ func TestClientUploadElsewhere(t *testing.T) {
 		u.Host = s.place.node2
 		t.Cleanup(func() {
 			err := s.client.DeleteISO(context.WithoutCancel(t.Context()), images.StoredISO{Host: u.Host, Storage: u.Storage, Name: u.Name})
-			must.Not(t, err != nil, "%v", err)
+			must.Hold(t, err == nil, "%v", err)
 		})
 		if err := s.client.Upload(t.Context(), u); err != nil {
 			s.crosses(err.Error())
 			t.Fatal(err)
 		}
 		got, found := s.stored(u.Host, u.Storage, u.Name)
-		must.Not(t, !found || got.SizeBytes != u.SizeBytes, "%+v", got)
+		must.Hold(t, found && got.SizeBytes == u.SizeBytes, "%+v", got)
 	})
 	story(t, "says which storage there is not", 0, func(t *testing.T, s *server) {
 		u := s.clientUpload(s.isoName(), "x")
 		u.Storage = "nosuch-storage"
-		must.Not(t, s.client.Upload(t.Context(), u) == nil, "no error")
+		must.Hold(t, s.client.Upload(t.Context(), u) != nil, "no error")
 		s.holds("/storage/"+u.Storage, "Datastore.Audit")
 		must.FailIs(t, must.Err(s.client.Storage(t.Context(), u.Host, u.Storage)), images.ErrNoStorage)
 	})
@@ -399,10 +399,10 @@ func TestClientDownload(t *testing.T) {
 	story(t, "fails where nobody answers", 0, func(t *testing.T, s *server) {
 		s.fetches()
 		d := s.clientDownload(s.isoName(), "mine")
-		must.Not(t, must.Err(s.client.URLSize(t.Context(), d.Host, d.URL)) == nil, "its size is known")
+		must.Hold(t, must.Err(s.client.URLSize(t.Context(), d.Host, d.URL)) != nil, "its size is known")
 		err := s.client.Download(t.Context(), d)
 		_, failed := errors.AsType[*api.TaskError](err)
-		must.Not(t, !failed || errors.Is(err, images.ErrOtherContent), "error is %v", err)
+		must.Hold(t, failed && !errors.Is(err, images.ErrOtherContent), "error is %v", err)
 		s.wantISO(d.Name, -1)
 	})
 	story(t, "fetches what has the checksum", simulated, func(t *testing.T, s *server) {
@@ -412,7 +412,7 @@ func TestClientDownload(t *testing.T) {
 			d := s.clientDownload(s.isoName(), content)
 			d.URL = link
 			size, err := s.client.URLSize(t.Context(), d.Host, d.URL)
-			must.Not(t, size != 9 || err != nil, "%d bytes, %v", size, err)
+			must.Hold(t, size == 9 && err == nil, "%d bytes, %v", size, err)
 			wantError(t, is, s.client.Download(t.Context(), d))
 			want := -1
 			if is == nil {
@@ -424,7 +424,7 @@ func TestClientDownload(t *testing.T) {
 	story(t, "knows what the token may not", poorToken, func(t *testing.T, s *server) {
 		why, err := s.poorClient().MayDownload(t.Context(), s.place.node, s.place.isoStorage)
 		want := "the token has no Datastore.AllocateTemplate on /storage/" + s.place.isoStorage
-		must.Not(t, why != want || err != nil, "%q, %v", why, err)
+		must.Hold(t, why == want && err == nil, "%q, %v", why, err)
 		s.fetches()
 		if why, err := s.client.MayDownload(t.Context(), s.place.node, s.place.isoStorage); why != "" || err != nil {
 			t.Errorf("with the token of the suite: %q, %v", why, err)
@@ -485,7 +485,7 @@ func TestClientUses(t *testing.T) {
 	})
 	story(t, "are not told a token that does not see every VM", poorToken, func(t *testing.T, s *server) {
 		uses, err := s.poorClient().Uses(t.Context())
-		must.Not(t, fault.KindOf(err) != fault.Refused, "%v, error %v", uses, err)
+		must.Hold(t, fault.KindOf(err) == fault.Refused, "%v, error %v", uses, err)
 	})
 }
 

@@ -53,7 +53,7 @@ func TestUnauthorized(t *testing.T) {
 			began := time.Now()
 			got := s.as(test.token(s), http.MethodGet, "/version")
 			same(t, []any{http.StatusUnauthorized, 0}, []any{got.Code, len(got.Body)})
-			must.Not(t, s.sim != nil && got.Status != test.want, "%s, want %s", got.Status, test.want)
+			must.Hold(t, s.sim == nil || got.Status == test.want, "%s, want %s", got.Status, test.want)
 			wantTook(t, began, 2900*time.Millisecond, 10*time.Second)
 		})
 	}
@@ -63,7 +63,7 @@ func TestErrors(t *testing.T) {
 	story(t, "of parameters are listed one by one, and in words", 0, func(t *testing.T, s *server) {
 		got := s.do(http.MethodGet, "/cluster/resources", "nosuch=1")
 		wantRefusal(t, got, refused, map[string]string{"nosuch": unknown})
-		must.Not(t, got.Message != "Parameter verification failed.\n" || got.Data != nil, "%s", got.Body)
+		must.Hold(t, got.Message == "Parameter verification failed.\n" && got.Data == nil, "%s", got.Body)
 	})
 	story(t, "a VM is not there through another node", secondNode, func(t *testing.T, s *server) {
 		id := s.newVM()
@@ -78,8 +78,8 @@ func TestErrors(t *testing.T) {
 	})
 	story(t, "some calls want a person", 0, func(t *testing.T, s *server) {
 		got := s.do(http.MethodPut, "/access/password", "userid=nobody@pve", "password=correct-horse")
-		must.Not(t, got.Code != http.StatusForbidden ||
-			!strings.Contains(got.Status, "not available with API token, need proper ticket"), "%v", got.Status)
+		must.Hold(t, got.Code == http.StatusForbidden &&
+			strings.Contains(got.Status, "not available with API token, need proper ticket"), "%v", got.Status)
 	})
 	story(t, "a storage that is not there", 0, func(t *testing.T, s *server) {
 		s.holds("/storage/nosuch", "Datastore.Audit")
@@ -132,7 +132,7 @@ func TestBodies(t *testing.T) {
 	story(t, "may be JSON", 0, func(t *testing.T, s *server) {
 		id := s.newVM()
 		got := s.raw(http.MethodPut, s.vm(id, "config"), "application/json", []byte(`{"onboot":1,"cores":2,"memory":"96","tags":"b;a"}`))
-		must.Never(t, got.Status != "200 OK", "%v %v", got.Status, got.Errors)
+		must.Be(t, got.Status == "200 OK", "%v %v", got.Status, got.Errors)
 		c := s.config(id)
 		same(t, []string{"1", "2", "96", "a;b"}, []string{c["onboot"], c["cores"], c["memory"], c["tags"]})
 	})
@@ -145,8 +145,8 @@ func TestBodies(t *testing.T) {
 		id := s.newVM()
 		body := []byte(url.Values{"description": {strings.Repeat("x", 600<<10)}}.Encode())
 		got, err := s.try(s.request(s.place.token, http.MethodPut, s.vm(id, "config"), "application/x-www-form-urlencoded", body))
-		must.Not(t, err == nil && got.Code != http.StatusNotImplemented, "%v", got.Status)
-		must.Not(t, s.config(id)["description"] == strings.Repeat("x", 600<<10), "it was taken")
+		must.Hold(t, err != nil || got.Code == http.StatusNotImplemented, "%v", got.Status)
+		must.Hold(t, s.config(id)["description"] != strings.Repeat("x", 600<<10), "it was taken")
 	})
 	story(t, "do not belong to a GET", 0, func(t *testing.T, s *server) {
 		got := s.raw(http.MethodGet, "/version", "application/json", []byte(`{}`))
@@ -193,7 +193,7 @@ func TestProxying(t *testing.T) {
 		path := "/nodes/" + s.place.node2 + "/qemu/" + itoa(id) + "/config"
 		s.sim.world.BreakProxy(s.place.node2, world.AnswerTimedOut)
 		got := s.do(http.MethodPut, path, "cores=3")
-		must.Not(t, got.Status != "596 Connection timed out" || len(got.Body) > 0, "%s, body %q", got.Status, got.Body)
+		must.Hold(t, got.Status == "596 Connection timed out" && len(got.Body) == 0, "%s, body %q", got.Status, got.Body)
 		s.sim.world.BreakProxy(s.place.node2, world.ProxyFailure{})
 		same(t, "3", text(object(t, s.get(path))["cores"]))
 	})
@@ -233,7 +233,7 @@ func TestTickets(t *testing.T) {
 	story(t, "a wrong password", 0, func(t *testing.T, s *server) {
 		began := time.Now()
 		got := s.as("", http.MethodPost, "/access/ticket", "username=nobody@pve", "password=wrong")
-		must.Not(t, got.Code != http.StatusUnauthorized || s.sim != nil && got.Status != "401 authentication failure",
+		must.Hold(t, got.Code == http.StatusUnauthorized && (s.sim == nil || got.Status == "401 authentication failure"),
 			"%v", got.Status)
 		wantTook(t, began, 2900*time.Millisecond, 0)
 	})
@@ -296,13 +296,13 @@ func TestTask(t *testing.T) {
 	story(t, "runs, and has no exit status until it has ended", 0, func(t *testing.T, s *server) {
 		upid := s.begin(s.newVM(), "timeout=5")
 		status := object(t, s.get(taskPath(s.place.node, upid)+"/status"))
-		must.Not(t, status["status"] != "running" || status["exitstatus"] != nil, "%v", status)
+		must.Hold(t, status["status"] == "running" && status["exitstatus"] == nil, "%v", status)
 		s.wait(reply{Data: upid})
 	})
 	story(t, "can be followed through any node", secondNode, func(t *testing.T, s *server) {
 		id := s.newVMOn(s.place.node2)
 		e := s.task(http.MethodPost, "/nodes/"+s.place.node2+"/qemu/"+itoa(id)+"/status/stop")
-		must.Not(t, e.Exit != "OK" || !strings.HasPrefix(e.UPID, "UPID:"+s.place.node2+":"), "%+v", e)
+		must.Hold(t, e.Exit == "OK" && strings.HasPrefix(e.UPID, "UPID:"+s.place.node2+":"), "%+v", e)
 	})
 	story(t, "is unknown elsewhere", secondNode, func(t *testing.T, s *server) {
 		upid := s.taskOK(http.MethodPost, s.vm(s.newVM(), "status/stop")).UPID
@@ -360,7 +360,7 @@ func TestTaskLog(t *testing.T) {
 	})
 	story(t, "of no task is a line that says so", 0, func(t *testing.T, s *server) {
 		rows := list(t, s.get(taskPath(s.place.node, unknownUPID(s.place.node))+"/log"))
-		must.Not(t, len(rows) != 1 || !strings.HasPrefix(text(object(t, rows[0])["t"]), "unable to open file - "), "%v", rows)
+		must.Hold(t, len(rows) == 1 && strings.HasPrefix(text(object(t, rows[0])["t"]), "unable to open file - "), "%v", rows)
 	})
 }
 
@@ -407,7 +407,7 @@ func TestStopTask(t *testing.T) {
 		upid := s.begin(id, "timeout=60")
 		time.Sleep(2 * time.Second)
 		r := s.do(http.MethodDelete, taskPath(s.place.node, upid))
-		must.Not(t, r.Status != "200 OK" || r.Data != nil, "%s %v", r.Status, r.Data)
+		must.Hold(t, r.Status == "200 OK" && r.Data == nil, "%s %v", r.Status, r.Data)
 		must.Contain(t, "what was said", s.wait(reply{Data: upid}).Exit, "received interrupt")
 		s.wantStatus(id, "running")
 	})
@@ -452,7 +452,7 @@ func TestPowerTasks(t *testing.T) {
 	story(t, "shutdown with force pulls the plug", 0, func(t *testing.T, s *server) {
 		id := s.newVM()
 		got := s.wait(reply{Data: s.begin(id, "timeout=3", "forceStop=1")}).Exit
-		must.Not(t, got != "OK" && !strings.HasPrefix(got, "WARNINGS: "), "%v", got)
+		must.Hold(t, got == "OK" || strings.HasPrefix(got, "WARNINGS: "), "%v", got)
 		s.wantStatus(id, "stopped")
 	})
 	story(t, "a VM that has failed still counts as running", simulated, func(t *testing.T, s *server) {
@@ -658,11 +658,11 @@ func realPlace(t *testing.T) (place, bool) {
 	for name, value := range map[string]string{
 		"PVE_TOKEN": p.token, "PVE_NODE": p.node, "PVE_STORAGE": p.storage, "PVE_ISO_STORAGE": p.isoStorage,
 	} {
-		must.Never(t, value == "", "%s is not set; PVE_ENDPOINT alone is not enough", name)
+		must.Be(t, value != "", "%s is not set; PVE_ENDPOINT alone is not enough", name)
 	}
 	vmids := cmp.Or(os.Getenv("PVE_VMIDS"), "90000-90099")
 	n, err := fmt.Sscanf(vmids, "%d-%d", &p.first, &p.last)
-	must.Never(t, n != 2 || err != nil || p.first < 100 || p.last < p.first, "PVE_VMIDS is %q, not a range such as 90000-90099", vmids)
+	must.Be(t, n == 2 && err == nil && p.first >= 100 && p.last >= p.first, "PVE_VMIDS is %q, not a range such as 90000-90099", vmids)
 	return p, true
 }
 
@@ -684,8 +684,8 @@ func newReal(t *testing.T, p place) *server {
 	})
 	s.client = s.connect(s.trusting())
 	swept.once.Do(s.sweep)
-	must.Never(t, !swept.done, "what is in PVE_VMIDS could not be read: the first failure says why")
-	must.Never(t, swept.alien != "", "%s is in PVE_VMIDS, but these tests did not make it: give them a range of their own", swept.alien)
+	must.Be(t, swept.done, "what is in PVE_VMIDS could not be read: the first failure says why")
+	must.Be(t, swept.alien == "", "%s is in PVE_VMIDS, but these tests did not make it: give them a range of their own", swept.alien)
 	return s
 }
 

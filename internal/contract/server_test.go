@@ -84,9 +84,9 @@ func TestSuite(t *testing.T) {
 		s.removeAll()
 		for _, vm := range []int{id, orphan} {
 			node, found := s.where(vm)
-			must.Not(t, found, "VM %d is still on %s", vm, node)
+			must.Hold(t, !found, "VM %d is still on %s", vm, node)
 			left := s.volumes(s.place.storage, vm)
-			must.Not(t, len(left) > 0, "VM %d has left %q", vm, left)
+			must.Hold(t, len(left) == 0, "VM %d has left %q", vm, left)
 		}
 	})
 }
@@ -189,24 +189,24 @@ func same(t *testing.T, want, got any, options ...cmp.Option) {
 // wantPrefix requires a text to begin with want, wantMatch to match a pattern.
 func wantPrefix(t *testing.T, want, got string) {
 	t.Helper()
-	must.Not(t, !strings.HasPrefix(got, want), "%q, want %q…", got, want)
+	must.Hold(t, strings.HasPrefix(got, want), "%q, want %q…", got, want)
 }
 
 func wantMatch(t *testing.T, pattern, got string) {
 	t.Helper()
-	must.Not(t, !regexp.MustCompile(pattern).MatchString(got), "%q, want %s", got, pattern)
+	must.Hold(t, regexp.MustCompile(pattern).MatchString(got), "%q, want %s", got, pattern)
 }
 
 func wantError(t *testing.T, want, got error) {
 	t.Helper()
-	must.Not(t, !errors.Is(got, want), "error is %v, want %v", got, want)
+	must.Hold(t, errors.Is(got, want), "error is %v, want %v", got, want)
 }
 
 // wantTook requires the time since then to be in a range; to is 0 where there is no limit.
 func wantTook(t *testing.T, began time.Time, from, to time.Duration) {
 	t.Helper()
 	took := time.Since(began)
-	must.Not(t, took < from || to > 0 && took > to, "after %v, want %v to %v", took, from, to)
+	must.Hold(t, took >= from && (to <= 0 || took <= to), "after %v, want %v to %v", took, from, to)
 }
 
 // skipf skips a test that is impossible on the real server or with its token. On the
@@ -289,7 +289,7 @@ func (s *server) request(token, method, path, contentType string, body []byte) *
 func (s *server) send(req *http.Request) reply {
 	s.t.Helper()
 	r, err := s.try(req)
-	must.Never(s.t, err != nil, "%s %s: %v", req.Method, req.URL.Path, err)
+	must.Be(s.t, err == nil, "%s %s: %v", req.Method, req.URL.Path, err)
 	return r
 }
 
@@ -322,7 +322,7 @@ func (s *server) try(req *http.Request) (reply, error) {
 func (s *server) get(path string, form ...string) any {
 	s.t.Helper()
 	r := s.do(http.MethodGet, path, form...)
-	must.Never(s.t, r.Code != http.StatusOK, "GET %s: %s %s", path, r.Status, r.Body)
+	must.Be(s.t, r.Code == http.StatusOK, "GET %s: %s %s", path, r.Status, r.Body)
 	return r.Data
 }
 
@@ -330,7 +330,7 @@ func (s *server) get(path string, form ...string) any {
 func (s *server) put(path string, form ...string) {
 	s.t.Helper()
 	r := s.do(http.MethodPut, path, form...)
-	must.Never(s.t, r.Code != http.StatusOK, "PUT %s %q: %s %s", path, form, r.Status, r.Body)
+	must.Be(s.t, r.Code == http.StatusOK, "PUT %s %q: %s %s", path, form, r.Status, r.Body)
 }
 
 type ended struct {
@@ -348,7 +348,7 @@ func (s *server) task(method, path string, form ...string) ended {
 func (s *server) taskOK(method, path string, form ...string) ended {
 	s.t.Helper()
 	e := s.task(method, path, form...)
-	must.Never(s.t, e.Exit != "OK", "%s %s %q: task ended with %q: %q", method, path, form, e.Exit, e.Log)
+	must.Be(s.t, e.Exit == "OK", "%s %s %q: task ended with %q: %q", method, path, form, e.Exit, e.Log)
 	return e
 }
 
@@ -356,14 +356,14 @@ func (s *server) taskOK(method, path string, form ...string) ended {
 func (s *server) wait(r reply) ended {
 	s.t.Helper()
 	upid, ok := r.Data.(string)
-	must.Never(s.t, !ok || !strings.HasPrefix(upid, "UPID:"), "no task: %s %s", r.Status, r.Body)
+	must.Be(s.t, ok && strings.HasPrefix(upid, "UPID:"), "no task: %s %s", r.Status, r.Body)
 	path := "/nodes/" + strings.Split(upid, ":")[1] + "/tasks/" + escape(upid)
 	for begun := time.Now(); ; time.Sleep(200 * time.Millisecond) {
 		status := object(s.t, s.get(path+"/status"))
 		if status["status"] == "stopped" {
 			return ended{UPID: upid, Exit: text(status["exitstatus"]), Log: s.log(path)}
 		}
-		must.Never(s.t, time.Since(begun) > 5*time.Minute, "task %s still runs after five minutes", upid)
+		must.Be(s.t, time.Since(begun) <= 5*time.Minute, "task %s still runs after five minutes", upid)
 	}
 }
 
@@ -390,14 +390,14 @@ func (s *server) rows(path string, form ...string) (out []map[string]any) {
 func object(t *testing.T, data any) map[string]any {
 	t.Helper()
 	o, ok := data.(map[string]any)
-	must.Never(t, !ok, "not an object: %v", data)
+	must.Be(t, ok, "not an object: %v", data)
 	return o
 }
 
 func list(t *testing.T, data any) []any {
 	t.Helper()
 	l, ok := data.([]any)
-	must.Never(t, !ok, "not a list: %v", data)
+	must.Be(t, ok, "not a list: %v", data)
 	return l
 }
 
@@ -601,7 +601,7 @@ func (s *server) remove(id int) {
 		s.clean(http.MethodDelete, haResources+"/vm:"+itoa(id))
 	}
 	r := s.clean(http.MethodPut, path+"/config", "protection=0")
-	must.Not(s.t, r.Code != http.StatusOK, "clean up VM %d: %s", id, r.Status)
+	must.Hold(s.t, r.Code == http.StatusOK, "clean up VM %d: %s", id, r.Status)
 	s.cleanWait(s.clean(http.MethodPost, path+"/status/stop"))
 	s.cleanWait(s.clean(http.MethodDelete, path, "destroy-unreferenced-disks=1", "purge=1"))
 }
@@ -644,7 +644,7 @@ func (s *server) hasVolumes(id int) bool {
 // clean is do at the end of a test, after the end of its context.
 func (s *server) clean(method, path string, form ...string) reply {
 	r, err := s.tryAfter(method, path, form...)
-	must.Not(s.t, err != nil, "clean up: %s %s: %v", method, path, err)
+	must.Hold(s.t, err == nil, "clean up: %s %s: %v", method, path, err)
 	return r
 }
 
@@ -676,7 +676,7 @@ func itoa(n int) string { return strconv.Itoa(n) }
 // wantRefusal compares an answer with that of Proxmox VE 9.2: its status line, and the errors of single parameters.
 func wantRefusal(t *testing.T, got reply, status string, params map[string]string) {
 	t.Helper()
-	must.Not(t, got.Status != status || fmt.Sprint(trimmed(got.Errors)) != fmt.Sprint(trimmed(params)),
+	must.Hold(t, got.Status == status && fmt.Sprint(trimmed(got.Errors)) == fmt.Sprint(trimmed(params)),
 		"got  %s %v\nwant %s %v", got.Status, got.Errors, status, params)
 }
 

@@ -20,9 +20,7 @@ func database(t *testing.T) (file string, size int64) {
 	t.Helper()
 	file = filepath.Join(t.TempDir(), "db")
 	db, err := bbolt.Open(file, 0o600, &bbolt.Options{PageSize: 4096})
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	err = db.Update(func(tx *bbolt.Tx) error {
 		keys, err := tx.CreateBucket([]byte("key"))
 		if err != nil {
@@ -49,9 +47,7 @@ func TestRead(t *testing.T) {
 	t.Parallel()
 	file, size := database(t)
 	c, err := etcddb.Read(t.Context(), file, size)
-	if err != nil || c.Revision != 2000 || len(c.Members) != 1 || c.Members[0].Name != "cp1" {
-		t.Errorf("%+v, %v", c, err)
-	}
+	must.Hold(t, err == nil && c.Revision == 2000 && len(c.Members) == 1 && c.Members[0].Name == "cp1", "%+v, %v", c, err)
 	if _, err := etcddb.Read(t.Context(), file, size/2); !errors.Is(err, etcddb.ErrDamaged) || !strings.Contains(err.Error(), "it was cut off") {
 		t.Errorf("cut off: %v", err)
 	}

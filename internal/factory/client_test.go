@@ -240,9 +240,8 @@ func TestCAFile(t *testing.T) {
 		t.Errorf("an error that would repeat: %v after %d requests", err, requests)
 	}
 	hint := "if your own CA has signed it, name that CA's certificate, a PEM file, in images.caFile"
-	if fault.CodeOf(err) != fault.TLS || strings.Join(fault.Hints(err), "; ") != hint {
-		t.Errorf("without: %v\ncode %s, hints %q", err, fault.CodeOf(err), fault.Hints(err))
-	}
+	must.Hold(t, fault.CodeOf(err) == fault.TLS && strings.Join(fault.Hints(err), "; ") == hint,
+		"without: %v\ncode %s, hints %q", err, fault.CodeOf(err), fault.Hints(err))
 	if _, err := New(Options{URL: s.URL, CAFile: "client.go"}); err == nil || fault.KindOf(err) != fault.Config || !strings.Contains(err.Error(), "client.go holds no PEM certificate") {
 		t.Errorf("a file without one: %v", err)
 	}

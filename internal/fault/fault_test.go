@@ -117,9 +117,8 @@ func TestElse(t *testing.T) {
 	must.Each(t, cases, func(t *testing.T, c example) {
 		must.Equal(t, "code", c.want, fault.CodeOf(fault.NoBoot.Else(c.err)))
 	})
-	if fault.NoBoot.Else(nil) != nil || fault.Code("").Else(errPlain) != errPlain {
-		t.Error("no error, or no code, makes one")
-	}
+	must.Hold(t, fault.NoBoot.Else(nil) == nil && fault.Code("").Else(errPlain) == errPlain,
+		"no error, or no code, makes one")
 }
 
 func TestSafe(t *testing.T) {
@@ -128,9 +127,7 @@ func TestSafe(t *testing.T) {
 	if diff := cmp.Diff([]string{"one", "two"}, fault.Safe(err)); diff != "" || err.Error() != "a: plain" {
 		t.Errorf("%v is safe (-want +got):\n%s", err, diff)
 	}
-	if fault.WithSafe(nil, "one") != nil || fault.Safe(errPlain) != nil {
-		t.Error("safe out of nothing")
-	}
+	must.Hold(t, fault.WithSafe(nil, "one") == nil && fault.Safe(errPlain) == nil, "safe out of nothing")
 }
 
 // TestThisMachine: what this machine lacks takes the place of hints about servers, but not of what is

@@ -31,7 +31,7 @@ func TestLine(t *testing.T) {
 		"a\ufeff\u200bb":              "a\ufffd\ufffdb",
 	} {
 		got := Line(text)
-		must.Not(t, got != want, "%q became %q, want %q", text, got, want)
+		must.Hold(t, got == want, "%q became %q, want %q", text, got, want)
 	}
 }
 
@@ -39,7 +39,7 @@ func TestPlainTextIsNotCopied(t *testing.T) {
 	text := strings.Repeat("storage 'nas1' does not exist – ", 10)
 	err := errors.New(text)
 	if n := testing.AllocsPerRun(100, func() {
-		must.Not(t, Line(text) != text || Lines(text) != text || Error(err) != err, "it was changed")
+		must.Hold(t, Line(text) == text && Lines(text) == text && Error(err) == err, "it was changed")
 	}); n > 0 {
 		t.Errorf("%v allocations", n)
 	}
@@ -49,16 +49,16 @@ func TestLines(t *testing.T) {
 	t.Parallel()
 	const text = "the plan:\n  wk1: \x1b[31mno\x1b[0m\u2028x\n"
 	got, want := Lines(text), "the plan:\n  wk1: no x\n"
-	must.Not(t, got != want, "%q, want %q", got, want)
+	must.Hold(t, got == want, "%q, want %q", got, want)
 }
 
 func TestError(t *testing.T) {
 	t.Parallel()
-	must.Not(t, Error(nil) != nil, "no error became one")
+	must.Hold(t, Error(nil) == nil, "no error became one")
 	err := Error(&fs.PathError{Op: "open", Path: "a\nb", Err: fs.ErrNotExist})
-	must.Not(t, err.Error() != "open a b: file does not exist", "%q", err)
+	must.Hold(t, err.Error() == "open a b: file does not exist", "%q", err)
 	_, ok := errors.AsType[*fs.PathError](err)
-	must.Not(t, !ok || !errors.Is(err, fs.ErrNotExist), "the error itself is not seen")
+	must.Hold(t, ok && errors.Is(err, fs.ErrNotExist), "the error itself is not seen")
 }
 
 func TestJSON(t *testing.T) {
@@ -66,10 +66,10 @@ func TestJSON(t *testing.T) {
 	for _, text := range []string{"plain", "é → 🙂", "\x1b[31m\u009b\u202e\x7f\u200d\U000e0001 \xff"} {
 		plain := must.Get(json.Marshal(text))(t)
 		safe := JSON(plain)
-		must.Not(t, Line(string(safe)) != string(safe), "%q is printed as %q", text, safe)
+		must.Hold(t, Line(string(safe)) == string(safe), "%q is printed as %q", text, safe)
 		var want, got string
 		err := errors.Join(json.Unmarshal(plain, &want), json.Unmarshal(safe, &got))
-		must.Not(t, err != nil || got != want, "%s says %q, not %q: %v", safe, got, want, err)
+		must.Hold(t, err == nil && got == want, "%s says %q, not %q: %v", safe, got, want, err)
 	}
 }
 
@@ -79,12 +79,12 @@ func FuzzLine(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, text string) {
 		line := Line(text)
-		must.Not(t, !utf8.ValidString(line) || Line(line) != line, "%q became %q, and that %q", text, line, Line(line))
+		must.Hold(t, utf8.ValidString(line) && Line(line) == line, "%q became %q, and that %q", text, line, Line(line))
 		for _, r := range line {
-			must.Not(t, unicode.IsControl(r) || unicode.Is(unicode.Bidi_Control, r) || r == '\u2028' || r == '\u2029',
+			must.Hold(t, !unicode.IsControl(r) && !unicode.Is(unicode.Bidi_Control, r) && r != '\u2028' && r != '\u2029',
 				"%q became %q", text, line)
 		}
 		lines := Lines(text)
-		must.Not(t, strings.Count(lines, "\n") != strings.Count(text, "\n"), "%q has other lines than %q", lines, text)
+		must.Hold(t, strings.Count(lines, "\n") == strings.Count(text, "\n"), "%q has other lines than %q", lines, text)
 	})
 }

@@ -24,33 +24,23 @@ func TestDead(t *testing.T) {
 	if runtime.GOOS != "linux" {
 		t.Skip("no /proc here: no holder is ever known to be dead")
 	}
-	if me.Boot == "" || me.Namespace == "" || me.Start == "" {
-		t.Fatalf("this process is %+v", me)
-	}
+	must.Be(t, me.Boot != "" && me.Namespace != "" && me.Start != "", "this process is %+v", me)
 	child := exec.CommandContext(t.Context(), "sleep", "60")
 	must.Do(t, child.Start())
 	alive := me
 	alive.PID, alive.Start = child.Process.Pid, thisMachine().start(child.Process.Pid)
-	if Dead(alive) || Suspended(alive) {
-		t.Error("a running process counts as dead, or as suspended")
-	}
+	must.Hold(t, !Dead(alive) && !Suspended(alive), "a running process counts as dead, or as suspended")
 	must.Do(t, child.Process.Signal(syscall.SIGSTOP))
 	for tries := 0; !Suspended(alive); tries++ {
-		if tries > 1000 {
-			t.Fatal("a stopped process does not count as suspended")
-		}
+		must.Be(t, tries <= 1000, "a stopped process does not count as suspended")
 		<-time.After(time.Millisecond) // another process is waited for
 	}
 	another := alive
 	another.Start = "1"
-	if Dead(alive) || Suspended(another) {
-		t.Error("a stopped process counts as dead, or another one as suspended")
-	}
+	must.Hold(t, !Dead(alive) && !Suspended(another), "a stopped process counts as dead, or another one as suspended")
 	_ = child.Process.Kill() // it is ours
 	_ = child.Wait()         // "signal: killed"
-	if !Dead(alive) || Suspended(alive) {
-		t.Error("a process that was killed does not count as dead")
-	}
+	must.Hold(t, Dead(alive) && !Suspended(alive), "a process that was killed does not count as dead")
 }
 
 // TestDeadMeansDead: only a process that provably does not exist is dead.
@@ -94,9 +84,7 @@ func TestDeadMeansDead(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			m := machine{proc: t.TempDir(), pid: me.PID, signal: func(pid int) error {
-				if pid != 42 {
-					t.Errorf("kill(%d, 0)", pid)
-				}
+				must.Hold(t, pid == 42, "kill(%d, 0)", pid)
 				return c.signal
 			}}
 			m.write(t, "sys/kernel/random/boot_id", "b00t\n")

@@ -48,7 +48,7 @@ func TestResume(t *testing.T) {
 	before := must.Get(j.Info())(t)
 	must.Do(t, errors.Join(j.Resume(), j.Finish("failed: x"), j.Resume()))
 	after, err := j.Info()
-	must.Not(t, err != nil || !after.Unfinished() || after != before, "%+v, was %+v; %v", after, before, err)
+	must.Hold(t, err == nil && after.Unfinished() && after == before, "%+v, was %+v; %v", after, before, err)
 }
 
 func TestFactsOutliveTheProcess(t *testing.T) {
@@ -89,7 +89,7 @@ func TestFactsOutliveTheProcess(t *testing.T) {
 	} {
 		keys, err := j.Keys(prefix)
 		diff := cmp.Diff(want, keys)
-		must.Not(t, diff != "" || err != nil, "Keys(%q): %v (-want +got):\n%s", prefix, err, diff)
+		must.Hold(t, diff == "" && err == nil, "Keys(%q): %v (-want +got):\n%s", prefix, err, diff)
 	}
 }
 
@@ -143,7 +143,7 @@ func TestOneWriterPerRun(t *testing.T) {
 	j := opened(t, dir, Options{})
 	must.Do(t, j.Put("a", 1))
 	_, err := Open(dir, Options{Run: run})
-	must.Not(t, fault.KindOf(err) != fault.Claimed || err.Error() != `journal of run "20261121-0421-3f2a": another process has it open`,
+	must.Hold(t, fault.KindOf(err) == fault.Claimed && err.Error() == `journal of run "20261121-0421-3f2a": another process has it open`,
 		"second writer: %v", err)
 	opened(t, dir, Options{Run: "another"})
 
@@ -155,7 +155,7 @@ func TestOneWriterPerRun(t *testing.T) {
 	for name, err := range map[string]error{
 		"Put": reader.Put("b", 1), "PutSecret": reader.PutSecret("b", []byte("x")), "Delete": reader.Delete("a"), "Finish": reader.Finish("done"),
 	} {
-		must.Not(t, err == nil || !strings.HasSuffix(err.Error(), "opened read-only"), "%s by a reader: %v", name, err)
+		must.Hold(t, err != nil && strings.HasSuffix(err.Error(), "opened read-only"), "%s by a reader: %v", name, err)
 	}
 	closeNow(t, j)
 	opened(t, dir, Options{})
@@ -168,7 +168,7 @@ func TestReadOnlyMakesNothing(t *testing.T) {
 		t.Errorf("err = %v", err)
 	}
 	entries, err := os.ReadDir(dir)
-	must.Not(t, len(entries) != 0 || err != nil, "made %v, %v", entries, err)
+	must.Hold(t, len(entries) == 0 && err == nil, "made %v, %v", entries, err)
 }
 
 // secret marshals like the real type.
@@ -200,7 +200,7 @@ func TestRefusedWrites(t *testing.T) {
 	}
 	must.Do(t, j.Delete("quote"))
 	must.Each(t, cases, func(t *testing.T, c example) {
-		must.Not(t, c.err == nil || c.err.Error() != c.want, "err = %v, want %q", c.err, c.want)
+		must.Hold(t, c.err != nil && c.err.Error() == c.want, "err = %v, want %q", c.err, c.want)
 	})
 	if keys, err := j.Keys(""); keys != nil || err != nil {
 		t.Errorf("Keys = %q, %v", keys, err)
@@ -224,7 +224,7 @@ func TestDamageIsNamed(t *testing.T) {
 		must.Do(t, os.WriteFile(file, []byte(c.content), 0o600))
 		found, err := j.Get("node/wk1", &fact{})
 		want := "journal node/wk1: " + file + ": " + c.want
-		must.Not(t, found || err == nil || err.Error() != want, "Get = %t, %v, want %q", found, err, want)
+		must.Hold(t, !found && err != nil && err.Error() == want, "Get = %t, %v, want %q", found, err, want)
 	})
 	t.Run("a secret without content", func(t *testing.T) {
 		t.Parallel()
@@ -345,7 +345,7 @@ func TestLeftoversAreRemoved(t *testing.T) {
 	half := filepath.Join(dir, ".new-"+run, "half")
 	must.Do(t, os.MkdirAll(half, 0o700))
 	runs, err := Runs(dir)
-	must.Not(t, runs != nil || err != nil, "Runs = %v, %v", runs, err)
+	must.Hold(t, runs == nil && err == nil, "Runs = %v, %v", runs, err)
 	closeNow(t, opened(t, dir, Options{}))
 	must.Do(t, os.WriteFile(filepath.Join(dir, run, ".tmp-1"), []byte("{"), 0o600))
 	j := opened(t, dir, Options{})
@@ -456,7 +456,7 @@ func TestRuns(t *testing.T) {
 		must.Equal(t, "Runs", []RunInfo{killed, done}, runs)
 		unfinished, err := Unfinished(dir)
 		diff := cmp.Diff([]RunInfo{killed}, unfinished)
-		must.Not(t, diff != "" || err != nil, "Unfinished: %v (-want +got):\n%s", err, diff)
+		must.Hold(t, diff == "" && err == nil, "Unfinished: %v (-want +got):\n%s", err, diff)
 	})
 }
 
@@ -464,7 +464,7 @@ func TestRunsNamesEveryDamagedRun(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()
 	none, err := Runs(filepath.Join(dir, "none"))
-	must.Not(t, none != nil || err != nil, "of a missing directory: %v, %v", none, err)
+	must.Hold(t, none == nil && err == nil, "of a missing directory: %v, %v", none, err)
 	closeNow(t, opened(t, dir, Options{Run: "good"}))
 	for id, content := range map[string]string{"cut": `{"started`, "old": "{}"} {
 		must.Do(t, errors.Join(
@@ -474,7 +474,7 @@ func TestRunsNamesEveryDamagedRun(t *testing.T) {
 	}
 	must.Do(t, os.Mkdir(filepath.Join(dir, "empty"), 0o700))
 	runs, err := Runs(dir)
-	must.Not(t, len(runs) != 1 || runs[0].ID != "good", "Runs = %v", runs)
+	must.Hold(t, len(runs) == 1 && runs[0].ID == "good", "Runs = %v", runs)
 	want := strings.Join([]string{
 		`run "cut": ` + filepath.Join(dir, "cut", "RUN") + ": unexpected EOF",
 		`run "empty": ` + filepath.Join(dir, "empty", "RUN") + ": no such file or directory",
@@ -503,7 +503,7 @@ func TestNewRunID(t *testing.T) {
 	t.Parallel()
 	now := time.Date(2026, 11, 21, 5, 21, 7, 0, time.FixedZone("CET", 3600))
 	id, err := NewRunID(now, bytes.NewReader([]byte{0x3f, 0x2a}))
-	must.Not(t, id != run || err != nil, "NewRunID = %q, %v", id, err)
+	must.Hold(t, id == run && err == nil, "NewRunID = %q, %v", id, err)
 	if _, err := NewRunID(now, bytes.NewReader([]byte{1})); err == nil {
 		t.Error("an ID without randomness")
 	}
@@ -519,7 +519,7 @@ func TestRunBegan(t *testing.T) {
 		"a-run-of-my-own-who": {},
 	} {
 		got := RunBegan(id)
-		must.Not(t, !got.Equal(want), "RunBegan(%q) = %s, want %s", id, got, want)
+		must.Hold(t, got.Equal(want), "RunBegan(%q) = %s, want %s", id, got, want)
 	}
 }
 
@@ -567,10 +567,10 @@ func TestForget(t *testing.T) {
 		files[i], _ = filepath.Rel(dir, f)
 	}
 	want := []string{"held/wk1~machine-config.secret", "held/wk1~memory.json", "older/wk1~memory.json"}
-	must.Not(t, !slices.Equal(files, want) || !slices.Equal(points, []string{"delete wk1/machine-config", "deleted wk1/machine-config"}),
+	must.Hold(t, slices.Equal(files, want) && slices.Equal(points, []string{"delete wk1/machine-config", "deleted wk1/machine-config"}),
 		"%q; %q", files, points)
 	err := Forget(filepath.Join(dir, "none"), []string{"wk1/machine-config"}, nil)
-	must.Not(t, err != nil, "where no run was: %v", err)
+	must.Hold(t, err == nil, "where no run was: %v", err)
 }
 
 // TestUnlockBesideAProgramThatStarts: a forked process has all files open until its exec.

@@ -120,7 +120,7 @@ func TestDrainEvictsAllButTheNodesOwnPods(t *testing.T) {
 		said, err := drain(t, c, cluster.DrainOptions{})
 		must.Do(t, err)
 		must.Equal(t, "pods left on wk1", []string{"kube-flannel", "kube-proxy"}, l.podsOn(t, "wk1"))
-		must.Not(t, !regexp.MustCompile(`(?m)^pod default/web-.* is gone$`).MatchString(strings.Join(said, "\n")), "no line about a pod of web: %q", said)
+		must.Hold(t, regexp.MustCompile(`(?m)^pod default/web-.* is gone$`).MatchString(strings.Join(said, "\n")), "no line about a pod of web: %q", said)
 	})
 }
 
@@ -154,7 +154,7 @@ func TestDrainEndsWithItsContext(t *testing.T) {
 		time.AfterFunc(10*time.Second, cancel)
 		err := c.Drain(ctx, "wk1", cluster.DrainOptions{Timeout: time.Hour}, func(string) {})
 		must.Fail(t, err, context.Canceled.Error())
-		must.Not(t, ctx.Err() == nil, "it ended before its context")
+		must.Hold(t, ctx.Err() != nil, "it ended before its context")
 	})
 }
 
@@ -227,7 +227,7 @@ func TestDrainSparesNextPodOfSameName(t *testing.T) {
 		must.Do(t, c.Drain(t.Context(), "wk1", cluster.DrainOptions{Timeout: time.Minute}, func(string) {}))
 		time.Sleep(5 * time.Second)
 		p := l.pod(t, "db-0")
-		must.Not(t, p.UID != next.UID || p.DeletionTimestamp != nil || p.Spec.NodeName != "wk2", "db-0 is %+v, the next one was %+v", p, next)
+		must.Hold(t, p.UID == next.UID && p.DeletionTimestamp == nil && p.Spec.NodeName == "wk2", "db-0 is %+v, the next one was %+v", p, next)
 	})
 }
 
@@ -252,7 +252,7 @@ func TestDrainRespectsRequestedPause(t *testing.T) {
 			}
 		})
 		must.Do(t, c.Drain(t.Context(), "wk1", cluster.DrainOptions{Timeout: 2 * time.Minute}, func(string) {}))
-		must.Not(t, len(asked) != 3 || asked[1]-asked[0] < 8*time.Second || asked[1]-asked[0] > 12*time.Second || asked[2]-asked[1] > 34*time.Second,
+		must.Hold(t, len(asked) == 3 && asked[1]-asked[0] >= 8*time.Second && asked[1]-asked[0] <= 12*time.Second && asked[2]-asked[1] <= 34*time.Second,
 			"asked at %v", asked)
 	})
 }
@@ -282,7 +282,7 @@ func TestDrainDeletesOnlyWhatWasRefused(t *testing.T) {
 			}
 		}
 		must.Equal(t, "told", 1, strings.Count("\n"+strings.Join(said, "\n"), "\ndeleting pod "))
-		must.Not(t, len(deleted) != 1 || !strings.HasPrefix(deleted[0], "/api/v1/namespaces/default/pods/web-"), "deleted %q", deleted)
+		must.Hold(t, len(deleted) == 1 && strings.HasPrefix(deleted[0], "/api/v1/namespaces/default/pods/web-"), "deleted %q", deleted)
 	})
 }
 
@@ -506,8 +506,8 @@ func TestReadsFailClosed(t *testing.T) {
 			return
 		}
 		must.FailAs(t, err, tc.kind, tc.want)
-		must.Not(t, errors.Is(err, cluster.ErrNotFound), "err = %v", err)
-		must.Not(t, tc.kind == fault.Refused && len(fault.Hints(err)) != 1, "hints = %q", fault.Hints(err))
+		must.Hold(t, !errors.Is(err, cluster.ErrNotFound), "err = %v", err)
+		must.Hold(t, tc.kind != fault.Refused || len(fault.Hints(err)) == 1, "hints = %q", fault.Hints(err))
 	})
 }
 
@@ -561,7 +561,7 @@ func TestForeignTextIsOneLine(t *testing.T) {
 			text = err.Error()
 		}
 		must.Contain(t, "text", text, "bad", "fake line")
-		must.Not(t, strings.ContainsAny(text, "\x1b\a\r\n\u202e\u2028\x7f"), "%q", text)
+		must.Hold(t, !strings.ContainsAny(text, "\x1b\a\r\n\u202e\u2028\x7f"), "%q", text)
 	})
 }
 
@@ -748,7 +748,7 @@ func TestDrainOfOwnNode(t *testing.T) {
 		evictions := cluster.Where(said, func(s string) bool {
 			return strings.HasPrefix(s, "evicting pod ") || strings.HasPrefix(s, "deleting pod ")
 		})
-		must.Not(t, len(evictions) < 2 || !strings.HasPrefix(evictions[len(evictions)-1], c.last),
+		must.Hold(t, len(evictions) >= 2 && strings.HasPrefix(evictions[len(evictions)-1], c.last),
 			"it says %q, want %q last", said, c.last)
 		must.Equal(t, "its own pod is evicted", !c.spared, slices.Contains(evictions, "evicting pod default/roll-x"))
 	})

@@ -75,7 +75,7 @@ func TestWhy(t *testing.T) {
 			why, refused := d.why(l, c.budgets)
 			must.Equal(t, "why, refused", []any{c.why, c.refused}, []any{why, refused})
 			hints := strings.Join(d.hints, "\n")
-			must.Not(t, (hints == "") != (c.hint == "") || !strings.Contains(hints, c.hint) || strings.Contains(hints, "onTimeout: delete") != (c.hint != "" && !deletes),
+			must.Hold(t, (hints == "") == (c.hint == "") && strings.Contains(hints, c.hint) && strings.Contains(hints, "onTimeout: delete") == (c.hint != "" && !deletes),
 				"deletes: %t, hints %q", deletes, d.hints)
 		}
 	})
@@ -88,7 +88,7 @@ func TestRefusedSince(t *testing.T) {
 	l.judge("no", true)
 	first := l.refused
 	l.judge("no again", true)
-	must.Not(t, l.refused != first || first.IsZero(), "refused since %s, then since %s", first, l.refused)
+	must.Hold(t, l.refused == first && !first.IsZero(), "refused since %s, then since %s", first, l.refused)
 	l.judge("busy", false)
 	must.Equal(t, "refused since", time.Time{}, l.refused)
 }
@@ -96,7 +96,7 @@ func TestRefusedSince(t *testing.T) {
 func TestMayPass(t *testing.T) {
 	t.Parallel()
 	for _, err := range []error{nil, errors.New("annotation"), apierrors.NewUnauthorized("no"), apierrors.NewBadRequest("no")} {
-		must.Not(t, isTransient(err), "%v may pass", err)
+		must.Hold(t, !isTransient(err), "%v may pass", err)
 	}
 }
 
@@ -500,7 +500,7 @@ func TestHoldsOfLINSTOR(t *testing.T) {
 		"/v1/nodes":                 `[{"name":"wk1","connection_status":"ONLINE","props":{"DrbdOptions/AutoEvictAfterTime":"60","Aux/recast.dev/hold":"{\"was\":\"25\",\"set\":\"60\",\"nodes\":{\"wk1\":60}}"}}]`,
 		"/v1/controller/properties": `{"DrbdOptions/AutoEvictAllowEviction":"true"}`,
 	})}.system(t.Context())
-	must.Not(t, err != nil || s.PatienceFor("wk1") != 25*time.Minute || len(s.Held) != 1 || s.Holding("wk1", time.Minute) != time.Hour || s.Holding("wk9", time.Hour) != 0,
+	must.Hold(t, err == nil && s.PatienceFor("wk1") == 25*time.Minute && len(s.Held) == 1 && s.Holding("wk1", time.Minute) == time.Hour && s.Holding("wk9", time.Hour) == 0,
 		"%+v, %v", s, err)
 }
 
@@ -513,7 +513,7 @@ func TestHoldOfLINSTORRefuses(t *testing.T) {
 		for _, err := range []error{
 			must.Err(replica.HoldRebuild(t.Context(), read, "wk1", "r1", time.Hour)), must.Err(replica.GiveBack(t.Context(), read, "wk1")), must.Err(replica.Held(read)),
 		} {
-			must.Not(t, fault.KindOf(err) != fault.Refused || len(fault.Hints(err)) == 0 || len(wrote) > 0, "%q: %v, wrote %q", memo, err, wrote)
+			must.Hold(t, fault.KindOf(err) == fault.Refused && len(fault.Hints(err)) != 0 && len(wrote) == 0, "%q: %v, wrote %q", memo, err, wrote)
 		}
 	}
 }

@@ -469,7 +469,7 @@ func TestServedUsers(t *testing.T) {
 		for _, d := range data[""] {
 			inline[d.What] = d.Access
 		}
-		must.Not(t, inline["volume own of pod default/c"] != cluster.ISCSI || inline["volume own of pod default/d"] != cluster.NVMeoF || len(inline) != 4,
+		must.Hold(t, inline["volume own of pod default/c"] == cluster.ISCSI && inline["volume own of pod default/d"] == cluster.NVMeoF && len(inline) == 4,
 			"the plan knows %v", inline)
 	})
 }

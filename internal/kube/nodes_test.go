@@ -452,7 +452,7 @@ func TestAMarkThatCannotBeReadStopsEverything(t *testing.T) {
 				for what, err := range map[string]error{
 					"Nodes": nodesErr, "Cordon": c.Cordon(t.Context(), "wk1", mark("r2")), "Uncordon": c.Uncordon(t.Context(), "wk1"),
 				} {
-					must.Not(t, err == nil || !strings.Contains(err.Error(), "annotation recast.dev/roll of node wk1") || len(fault.Hints(err)) != 1,
+					must.Hold(t, err != nil && strings.Contains(err.Error(), "annotation recast.dev/roll of node wk1") && len(fault.Hints(err)) == 1,
 						"%s: %v, hints %q", what, err, fault.Hints(err))
 				}
 				must.Equal(t, "writes", 0, l.calls.Mutations())
@@ -600,7 +600,7 @@ func TestJudgePages(t *testing.T) {
 			add("a", fmt.Sprintf("pvc-%04d", i), map[string]any{"status": map[string]any{"robustness": robustness}})
 		}
 		got, err := l.client(t, "system:masters").Judge(t.Context(), volumes(nil))
-		must.Not(t, err != nil || got.Objects != 1201 || len(got.Failing) != 4 || got.Failing[3].Name != "a/pvc-1200",
+		must.Hold(t, err == nil && got.Objects == 1201 && len(got.Failing) == 4 && got.Failing[3].Name == "a/pvc-1200",
 			"%d objects, %d fail: %v", got.Objects, len(got.Failing), err)
 		must.Equal(t, "requests", 3, len(cluster.Where(l.calls.Calls(), func(call record.Call) bool {
 			return strings.Contains(fmt.Sprint(call), "/apis/longhorn.io/v1beta2/volumes")
@@ -637,7 +637,7 @@ func TestJudgeErrors(t *testing.T) {
 		maps.Copy(pages, tc.pages)
 		got, err := serve(t, pages).Judge(t.Context(), tc.gate)
 		if tc.want == "" {
-			must.Not(t, err != nil || !strings.Contains(got.Unserved, "has no kind Review, only "), "%+v, %v", got, err)
+			must.Hold(t, err == nil && strings.Contains(got.Unserved, "has no kind Review, only "), "%+v, %v", got, err)
 			return
 		}
 		must.FailAs(t, err, tc.kind, tc.want)
@@ -652,7 +652,7 @@ func TestParseSelector(t *testing.T) {
 		"zone=b": false, "gpu": false, "tier notin (web)": false,
 	} {
 		s, err := kube.ParseSelector(text)
-		must.Not(t, err != nil || s.Text != text || s.Matches(has) != want, "%s: %v, want %v; %v", text, !want, want, err)
+		must.Hold(t, err == nil && s.Text == text && s.Matches(has) == want, "%s: %v, want %v; %v", text, !want, want, err)
 	}
 	for _, text := range []string{"", " ", "zone in a", "zone=a b", "a=b=c"} {
 		must.FailAs(t, must.Err(kube.ParseSelector(text)), fault.Config, "selector ")

@@ -155,7 +155,7 @@ func TestWatchReplicas(t *testing.T) {
 		}
 		cancel()
 		must.FailIs(t, <-ended, context.Canceled)
-		must.Not(t, len(told) != 2 || <-told || !<-told, "told %d times", len(told))
+		must.Hold(t, len(told) == 2 && !<-told && <-told, "told %d times", len(told))
 	})
 }
 
@@ -211,7 +211,7 @@ func TestReplicasOfCeph(t *testing.T) {
 		other := maps.Clone(pages)
 		other["/apis/ceph.rook.io/v1/cephclusters"] = list("List", `{"metadata":{"namespace":"rook-ceph","name":"ceph"},"spec":{"disruptionManagement":{`+managed+`}}}`)
 		got, err := serve(t, other).Replicas(t.Context())
-		must.Not(t, err != nil || got[0].Patience != patience || got[0].Waits == "" || strings.Contains(got[0].Remedy, "noout") != (patience == 10*time.Minute),
+		must.Hold(t, err == nil && got[0].Patience == patience && got[0].Waits != "" && strings.Contains(got[0].Remedy, "noout") == (patience == 10*time.Minute),
 			"%s: %v, %+v", managed, err, got)
 	}
 	pages["/apis/ceph.rook.io/v1/cephclusters"] = forbidden(t, "cephclusters", "ceph.rook.io")
@@ -519,7 +519,7 @@ func TestLonghornMovesWhatAnotherNodeTakes(t *testing.T) {
 			add("longhorn-system", "wk3", tc.other) // a node that the lab does not know: nothing is moved there
 		}
 		data := l.localData(t, l.client(t, "system:masters"), "wk1")
-		must.Not(t, len(data) != 1 || data[0].Command != tc.command || !strings.Contains(data[0].Lift, tc.says) || tc.says == "" && data[0].Lift != "",
+		must.Hold(t, len(data) == 1 && data[0].Command == tc.command && strings.Contains(data[0].Lift, tc.says) && (tc.says != "" || data[0].Lift == ""),
 			"got %+v, want the command %q and %q", data, tc.command, tc.says)
 	})
 }
@@ -645,12 +645,12 @@ func TestHoldAndGiveBack(t *testing.T) {
 		require("")(c.GiveBack(t.Context(), "Longhorn", "wk2"))
 		l.requireSetting(t, "600", "")
 		holds, err = c.Holds(t.Context())
-		must.Not(t, err != nil || len(holds) > 0, "%v, %v", holds, err)
+		must.Hold(t, err == nil && len(holds) == 0, "%v, %v", holds, err)
 
 		require(waitSetting + " of Longhorn is 900 instead of 600")(c.HoldRebuild(t.Context(), "Longhorn", "wk1", "run-1", 15*time.Minute))
 		l.set(t, "1200", "")
 		holds, err = c.Holds(t.Context())
-		must.Not(t, err != nil || !strings.HasSuffix(holds[0].String(), "; someone else has set it to 1200 since") || holds[0].Undo != "kubectl --namespace longhorn-system annotate settings.longhorn.io "+waitSetting+" recast.dev/hold-",
+		must.Hold(t, err == nil && strings.HasSuffix(holds[0].String(), "; someone else has set it to 1200 since") && holds[0].Undo == "kubectl --namespace longhorn-system annotate settings.longhorn.io "+waitSetting+" recast.dev/hold-",
 			"%v, %v", holds, err)
 		require(waitSetting + " of Longhorn stays 1200: someone else has set that")(c.GiveBack(t.Context(), "Longhorn", "wk1"))
 		l.requireSetting(t, "1200", "")
@@ -717,7 +717,7 @@ func TestMayHold(t *testing.T) {
 		start := time.Now()
 		err := must.Err(reader.HoldRebuild(t.Context(), "Longhorn", "wk1", "run-1", 15*time.Minute))
 		must.FailAs(t, err, fault.Refused)
-		must.Not(t, len(fault.Hints(err)) == 0 || time.Since(start) > time.Second, "%v has no hint, or is late", err)
+		must.Hold(t, len(fault.Hints(err)) != 0 && time.Since(start) <= time.Second, "%v has no hint, or is late", err)
 		l.requireSetting(t, "600", "")
 	})
 }

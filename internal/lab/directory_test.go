@@ -118,8 +118,8 @@ func TestLabIsBegunOnlyInItsOwnDirectory(t *testing.T) {
 			before := content(t, dir)
 			err := writeLab(t, dir, labFiles)
 			if tt.want != "" {
-				must.Not(t, err == nil || !strings.Contains(err.Error(), tt.want) || fault.KindOf(err) != fault.Refused ||
-					len(fault.Hints(err)) == 0, "%v, want a refusal: %s", err, tt.want)
+				must.Hold(t, err != nil && strings.Contains(err.Error(), tt.want) && fault.KindOf(err) == fault.Refused &&
+					len(fault.Hints(err)) != 0, "%v, want a refusal: %s", err, tt.want)
 				must.Equal(t, "it was refused, and yet", before, content(t, dir))
 				return
 			}
@@ -134,7 +134,7 @@ func TestLabIsBegunOnlyInItsOwnDirectory(t *testing.T) {
 				}
 			}
 			_, old := after[".recast/locks/1"]
-			must.Not(t, old || after[lockName] != "locked", "state of the earlier lab: %v", after)
+			must.Hold(t, !old && after[lockName] == "locked", "state of the earlier lab: %v", after)
 		})
 	}
 }
@@ -145,7 +145,7 @@ func TestLabDirectoryIsOfOneLab(t *testing.T) {
 	d := must.Get(openDirectory(dir))(t)
 	second := func() {
 		_, err := openDirectory(dir)
-		must.Not(t, err == nil || !strings.Contains(err.Error(), "a lab runs in") || fault.KindOf(err) != fault.Refused, "a second lab: %v", err)
+		must.Hold(t, err != nil && strings.Contains(err.Error(), "a lab runs in") && fault.KindOf(err) == fault.Refused, "a second lab: %v", err)
 	}
 	second() // while the first one starts
 	must.Do(t, d.write(labFiles))
@@ -170,7 +170,7 @@ func TestConsoleIsNoFileOfOthers(t *testing.T) {
 		return w.Close()
 	}
 	err := open(filepath.Join(home, "mine"))
-	must.Not(t, fault.KindOf(err) != fault.Refused || content(t, home)["mine"] != "text", "a file of a person: %v", err)
+	must.Hold(t, fault.KindOf(err) == fault.Refused && content(t, home)["mine"] == "text", "a file of a person: %v", err)
 	for _, file := range []string{"", os.DevNull, filepath.Join(home, "empty"), filepath.Join(home, "log"), filepath.Join(home, "log")} {
 		must.Pass(t, open(file))
 	}
@@ -186,7 +186,7 @@ func TestEnvOfEveryShell(t *testing.T) {
 		fishName: "set -gx A 'it\\'s \\\\1'\nset -gx B 'b'\nset -gx PATH '",
 	} {
 		got := string(files[name])
-		must.Not(t, !strings.HasPrefix(got, want), "%s: %s", name, got)
+		must.Hold(t, strings.HasPrefix(got, want), "%s: %s", name, got)
 	}
 }
 
@@ -199,7 +199,7 @@ func TestDemoNoticesAWipedDisk(t *testing.T) {
 		"persistent disk data-wk1 is gone":                  {"data-wk2": "b"},
 	} {
 		err := sameDisks(before, after)
-		must.Not(t, err == nil || err.Error() != name || fault.KindOf(err) != fault.Refused, "%v, want %s", err, name)
+		must.Hold(t, err != nil && err.Error() == name && fault.KindOf(err) == fault.Refused, "%v, want %s", err, name)
 	}
 	must.Do(t, sameDisks(before, before))
 }
@@ -234,7 +234,7 @@ func TestDemoNoticesAWipedDiskOfTheWorld(t *testing.T) {
 		must.Do(t, lab.Install(t.Context(), map[string]string{"default": "customization: {}", "storage": "customization: {}"}))
 		before := lab.Disks()
 		err := sameDisks(before, lab.Disks())
-		must.Never(t, err != nil || len(before) != 2, "%d disks, nothing was done, yet: %v", len(before), err)
+		must.Be(t, err == nil && len(before) == 2, "%d disks, nothing was done, yet: %v", len(before), err)
 		wiped := lab.World.Persistent()[1]
 		lab.World.Media(wiped.Volid, "pve1").Write(nil)
 		must.Contain(t, "error", fmt.Sprint(sameDisks(before, lab.Disks())), wiped.Serial+" has changed")

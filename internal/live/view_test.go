@@ -48,9 +48,7 @@ func TestGuard(t *testing.T) {
 			t.Errorf("%q: %d, %v", sent, n, err)
 		}
 		got, err := os.ReadFile(file.Name())
-		if err != nil || string(got) != want+want {
-			t.Errorf("%q became %q, want %q twice (%v)", sent, got, want, err)
-		}
+		must.Hold(t, err == nil && string(got) == want+want, "%q became %q, want %q twice (%v)", sent, got, want, err)
 		file.Close()
 		if n, err := g.Write([]byte("gone")); n != 4 || err != nil || !g.dead.Load() {
 			t.Errorf("a terminal that is gone: %d, %v", n, err)
@@ -112,9 +110,7 @@ func TestFollow(t *testing.T) {
 	}
 	got := strings.Join(b.Final(time.Now(), Look{Width: 100, Height: 10}), "\n")
 	want := "2 workers\n  ✗ wk1  recreate  0s      check: no quorum\n0 of 1 node done, 1 failed; "
-	if !strings.HasPrefix(got, want) {
-		t.Errorf("the board:\n%s", got)
-	}
+	must.Hold(t, strings.HasPrefix(got, want), "the board:\n%s", got)
 
 	// Another command resumes the run.
 	for _, l := range []string{`{"time":"2026-11-21T05:00:00Z","msg":"command","status":"started"}`, `{"time":"2026-11-21T05:00:01Z","level":"INFO","msg":"step","step":"roll/workers/wk1","status":"started","title":"recreate wk1"}`, "torn {"} {
@@ -174,9 +170,7 @@ func TestFollowRotatedLog(t *testing.T) {
 	turn()
 	logs(started("wk5"))
 	holds(f, b, "wk1", "wk2", "wk3", "wk4", "wk5")
-	if f.Written.IsZero() {
-		t.Error("the time of the last write is missing")
-	}
+	must.Hold(t, !f.Written.IsZero(), "the time of the last write is missing")
 }
 
 // Lines above the frame survive a resize of the terminal.
@@ -264,9 +258,8 @@ func openScreen(t *testing.T, columns, rows int) *emulated {
 		tty.Close()
 		master.Close()
 		reading.Wait()
-		if len(s.screen.Problems) > 0 || s.screen.Widest >= columns {
-			t.Errorf("a line of %d characters on a screen of %d; %q", s.screen.Widest, columns, s.screen.Problems)
-		}
+		must.Hold(t, len(s.screen.Problems) == 0 && s.screen.Widest < columns,
+			"a line of %d characters on a screen of %d; %q", s.screen.Widest, columns, s.screen.Problems)
 	})
 	return s
 }
@@ -575,9 +568,7 @@ func TestFrame(t *testing.T) {
 			t.Run(name+"-"+size, func(t *testing.T) {
 				t.Parallel()
 				lines := tc.tell().Frame(at(tc.seconds), look)
-				if len(lines) > look.Height {
-					t.Errorf("%d lines on a screen of %d", len(lines), look.Height)
-				}
+				must.Hold(t, len(lines) <= look.Height, "%d lines on a screen of %d", len(lines), look.Height)
 				golden(t, name+"-"+size, lines)
 			})
 		}
@@ -596,9 +587,7 @@ func TestFrameFits(t *testing.T) {
 		for width := 1; width < 100; width += 7 {
 			for height := -1; height < 40; height++ {
 				lines := board.Frame(at(tc.seconds), Look{Width: width, Height: height})
-				if len(lines) > max(0, height) {
-					t.Fatalf("%s: %d lines on a screen of %d x %d", name, len(lines), width, height)
-				}
+				must.Be(t, len(lines) <= max(0, height), "%s: %d lines on a screen of %d x %d", name, len(lines), width, height)
 				for _, l := range lines {
 					if n := len([]rune(l)); n > width {
 						t.Fatalf("%s: a line of %d on a screen of %d x %d: %q", name, n, width, height, l)

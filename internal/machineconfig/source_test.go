@@ -173,7 +173,7 @@ func TestConfig(t *testing.T) {
 			text, found, err := source.Config(t.Context(), "wk1")
 			switch {
 			case c.err != "":
-				must.Not(t, err == nil || !strings.Contains(err.Error(), c.err) || fault.KindOf(err) != c.kind || !strings.Contains(strings.Join(fault.Hints(err), ";"), c.hint) || found,
+				must.Hold(t, err != nil && strings.Contains(err.Error(), c.err) && fault.KindOf(err) == c.kind && strings.Contains(strings.Join(fault.Hints(err), ";"), c.hint) && !found,
 					"kind %v, hints %q: %v", fault.KindOf(err), fault.Hints(err), err)
 			case err != nil || string(text) != c.want || found != (c.want != ""):
 				t.Errorf("%q, %t, %v; want %q", text, found, err, c.want)
@@ -187,7 +187,7 @@ func TestConfig(t *testing.T) {
 func requireNoOutput(t *testing.T) {
 	t.Helper()
 	left, err := filepath.Glob(filepath.Join(inMemory(), outputPrefix+"*"))
-	must.Not(t, err != nil || len(left) > 0, "%q, %v are left", left, err)
+	must.Hold(t, err == nil && len(left) == 0, "%q, %v are left", left, err)
 }
 
 // A program runs once, however many nodes ask, and fails once.
@@ -198,11 +198,11 @@ func TestRunsOnce(t *testing.T) {
 			s := w.open()
 			for _, node := range []string{"wk1", "wk2", "wk3", "wk1"} {
 				text, _, err := s.Config(t.Context(), node)
-				must.Not(t, (err != nil) != (exit == "1") || err == nil && string(text) != strings.TrimPrefix(node, "wk")+"\n",
+				must.Hold(t, (err != nil) == (exit == "1") && (err != nil || string(text) == strings.TrimPrefix(node, "wk")+"\n"),
 					"%s: %q, %v", node, text, err)
 			}
 			runs, err := os.ReadFile(filepath.Join(w.options.Base, "runs"))
-			must.Not(t, string(runs) != "run\n", "it ran: %q, %v", runs, err)
+			must.Hold(t, string(runs) == "run\n", "it ran: %q, %v", runs, err)
 		})
 	}
 }
@@ -256,7 +256,7 @@ func TestKubernetesFor(t *testing.T) {
 		"no Talos":              {"newest", "", "", "Talos newest is not a version"},
 	} {
 		got, err := KubernetesFor(tc.talos, tc.wanted)
-		must.Not(t, got != tc.want || (err != nil) != (tc.err != "") || !strings.Contains(fmt.Sprint(err), tc.err) || err != nil && fault.KindOf(err) != fault.Config,
+		must.Hold(t, got == tc.want && (err != nil) == (tc.err != "") && strings.Contains(fmt.Sprint(err), tc.err) && (err == nil || fault.KindOf(err) == fault.Config),
 			"%s: %q, %v; want %q, %q", name, got, err, tc.want, tc.err)
 	}
 }
@@ -288,7 +288,7 @@ func TestNewSecrets(t *testing.T) {
 			must.Do(t, err)
 			cfg := must.Get(configloader.NewFromBytes(text))(t)
 			warnings, err := cfg.ValidateAsClient(mode{})
-			must.Not(t, err != nil, "%s of Talos %s: %v; %q", node, talos, err, warnings)
+			must.Hold(t, err == nil, "%s of Talos %s: %v; %q", node, talos, err, warnings)
 			must.Equal(t, node+" of Talos "+talos+" has the shared address", node == "cp1", strings.Contains(string(text), "ip: 10.0.0.10"))
 		}
 	}
@@ -339,7 +339,7 @@ func TestProtect(t *testing.T) {
 			switch {
 			case tc.err != "":
 				must.Fail(t, err, tc.err)
-				must.Not(t, text != nil || fault.KindOf(err) == fault.Failed, "%q, %v", text, err)
+				must.Hold(t, text == nil && fault.KindOf(err) != fault.Failed, "%q, %v", text, err)
 			case err != nil || by != tc.by || encryption(text) != tc.by || tc.by == "" && string(text) != plain:
 				t.Errorf("%q by %q, %v", text, by, err)
 			}
@@ -364,7 +364,7 @@ func TestAge(t *testing.T) {
 	must.Do(t, os.WriteFile(filepath.Join(dir, "wk1.yaml"), text, 0o600))
 	s := must.Get(New(o))(t)
 	back, _, err := s.Config(t.Context(), "wk1")
-	must.Not(t, err != nil || string(back) != "token: planted\n", "%q, %v", back, err)
+	must.Hold(t, err == nil && string(back) == "token: planted\n", "%q, %v", back, err)
 }
 
 // A program that is interrupted leaves nothing, and is run again by who asks next.
@@ -385,7 +385,7 @@ func TestInterrupted(t *testing.T) {
 	must.FailIs(t, err, context.Canceled)
 	requireNoOutput(t)
 	text, _, err := s.Config(t.Context(), "wk1")
-	must.Not(t, string(text) != "secret\n", "%q, %v", text, err)
+	must.Hold(t, string(text) == "secret\n", "%q, %v", text, err)
 	requireNoOutput(t)
 }
 
@@ -397,7 +397,7 @@ func TestLeftBehind(t *testing.T) {
 	must.Do(t, killed.lock.Close())
 	for _, dir := range []string{running.path, killed.path} {
 		info, err := os.Stat(dir)
-		must.Not(t, err != nil || info.Mode().Perm() != 0o700, "%s: %v, %v", dir, info, err)
+		must.Hold(t, err == nil && info.Mode().Perm() == 0o700, "%s: %v, %v", dir, info, err)
 		old := time.Now().Add(-time.Hour)
 		must.Do(t, os.Chtimes(dir, old, old))
 	}
@@ -430,7 +430,7 @@ func TestRender(t *testing.T) {
 		t.Helper()
 		s := must.Get(New(Options{Place: "recast.yaml:5:3", Render: &r}))(t)
 		got, found, err := s.Config(t.Context(), node)
-		must.Not(t, err == nil && !found, "no configuration for %s", node)
+		must.Hold(t, err != nil || found, "no configuration for %s", node)
 		return string(got), err
 	}
 	for node, says := range map[string][]string{

@@ -106,7 +106,7 @@ func TestNotify(t *testing.T) {
 		body, ok := strings.CutPrefix(r.requests()[0], "POST /s3cret/path ")
 		const want = `{"event":"failure","command":"roll","cluster":"lab","run":"r1","outcome":"failed","nodes":{"done":["wk1"],"failed":["wk2"],"left":[]},` +
 			`"error":"it is \"broken\" <here>","hints":["mend it"],"started":"2026-01-02T03:04:05Z","ended":"2026-01-02T03:05:05Z","host":"ci","user":"alice","text":"recast roll of lab: failed"}`
-		must.Not(t, !ok || body != want || !json.Valid([]byte(body)) || r.header.Get("Content-Type") != "application/json" || r.header.Get("User-Agent") != "recast",
+		must.Hold(t, ok && body == want && json.Valid([]byte(body)) && r.header.Get("Content-Type") == "application/json" && r.header.Get("User-Agent") == "recast",
 			"it got %q with %v", r.requests(), r.header)
 	})
 }
@@ -118,9 +118,9 @@ func TestHeadersAndTemplate(t *testing.T) {
 			Headers: map[string]string{"Authorization": "AUTH"}, ContentType: "text/x-test",
 			Template: `{"text": {{json .Error}}, "of": "{{join .Nodes.Done ","}}{{.Ended.Sub .Started}}"}`,
 		}, map[string]string{"AUTH": "Bearer s3cret"})
-		must.Not(t, err != nil || r.requests()[0] != `POST /s3cret/path {"text": "it is \"broken\" <here>", "of": "wk11m0s"}`,
+		must.Hold(t, err == nil && r.requests()[0] == `POST /s3cret/path {"text": "it is \"broken\" <here>", "of": "wk11m0s"}`,
 			"%q, %v", r.requests(), err)
-		must.Not(t, r.header.Get("Authorization") != "Bearer s3cret" || r.header.Get("Content-Type") != "text/x-test",
+		must.Hold(t, r.header.Get("Authorization") == "Bearer s3cret" && r.header.Get("Content-Type") == "text/x-test",
 			"headers %v", r.header)
 	})
 }
@@ -182,7 +182,7 @@ func TestTrouble(t *testing.T) {
 		if want != "" {
 			want = who + want
 		}
-		must.Not(t, got != want || (len(warned) == 1) != (want != ""), "%q, want %q; warned %q", got, want, warned)
+		must.Hold(t, got == want && (len(warned) == 1) == (want != ""), "%q, want %q; warned %q", got, want, warned)
 		must.Equal(t, "asked, took", []any{c.asked, c.took}, []any{len(r.requests()), took})
 	})
 }
@@ -192,7 +192,7 @@ func TestUnreachable(t *testing.T) {
 	must.Bubble(t, func(t *testing.T) {
 		var r receiver
 		_, _, err := sends(t, r.serve(t, nil), Webhook{URL: "http://other.example/s3cret"}, nil)
-		must.Not(t, err == nil || !strings.HasPrefix(err.Error(), "webhook other.example: notice of failure: ") || strings.Contains(err.Error(), "s3cret"),
+		must.Hold(t, err != nil && strings.HasPrefix(err.Error(), "webhook other.example: notice of failure: ") && !strings.Contains(err.Error(), "s3cret"),
 			"err = %v", err)
 	})
 }
@@ -209,7 +209,7 @@ func TestCancelled(t *testing.T) {
 		defer cancel(nil)
 		time.AfterFunc(500*time.Millisecond, func() { cancel(errors.New("stopped")) })
 		start := time.Now()
-		must.Not(t, c.Notify(ctx, aNotice) == nil || len(r.requests()) != 1, "no error, or asked %d times", len(r.requests()))
+		must.Hold(t, c.Notify(ctx, aNotice) != nil && len(r.requests()) == 1, "no error, or asked %d times", len(r.requests()))
 		must.Take(t, start, 500*time.Millisecond, 500*time.Millisecond)
 	})
 }
@@ -272,7 +272,7 @@ func TestCheckTemplate(t *testing.T) {
 	} {
 		err := CheckTemplate(text)
 		got := message(err)
-		must.Not(t, want == "" && err != nil || !strings.HasPrefix(got, want), "%s: %q, want %q", text, got, want)
+		must.Hold(t, (want != "" || err == nil) && strings.HasPrefix(got, want), "%s: %q, want %q", text, got, want)
 	}
 }
 
@@ -281,14 +281,14 @@ func TestTemplatesOfTheNotes(t *testing.T) {
 	t.Parallel()
 	text := must.Get(os.ReadFile("../../docs/notes/notify.md"))(t)
 	found := regexp.MustCompile(`template: '([^']+)'`).FindAllSubmatch(text, -1)
-	must.Not(t, len(found) < 5, "found %q", found)
+	must.Hold(t, len(found) >= 5, "found %q", found)
 	n := aNotice
 	n.Text = "a \"b\"\n\\ <c>"
 	for _, f := range found {
 		must.Do(t, CheckTemplate(string(f[1])))
 		body := must.Get(parse(string(f[1])))(t)
 		got, err := (&webhook{body: body}).render(n)
-		must.Not(t, err != nil || !json.Valid(got) && string(got) != n.Text, "%s: %s, %v", f[1], got, err)
+		must.Hold(t, err == nil && (json.Valid(got) || string(got) == n.Text), "%s: %s, %v", f[1], got, err)
 	}
 }
 
@@ -310,7 +310,7 @@ func TestCertificates(t *testing.T) {
 	ca := filepath.Join(t.TempDir(), "ca.pem")
 	must.Do(t, os.WriteFile(ca, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw}), 0o600))
 	_, _, err := sends(t, nil, Webhook{URL: s.URL + "/h", CAFile: ca}, nil)
-	must.Not(t, err != nil || len(r.requests()) != 1, "%v; it got %q", err, r.requests())
+	must.Hold(t, err == nil && len(r.requests()) == 1, "%v; it got %q", err, r.requests())
 	h := must.Get(newWebhook(Webhook{URL: s.URL}, Options{}))(t)
 	must.Fail(t, must.Err(h.post(t.Context(), nil)), "certificate signed by unknown authority")
 	must.Equal(t, "requests", 1, len(r.requests()))

@@ -115,9 +115,8 @@ func TestOperatorKilled(t *testing.T) {
 		return s
 	}
 	undisturbed := play(t, 0)
-	if len(undisturbed.ran) != 5 || undisturbed.calls < 20 {
-		t.Fatalf("%d writes, Jobs: %v", undisturbed.calls, undisturbed.ran)
-	}
+	must.Be(t, len(undisturbed.ran) == 5 && undisturbed.calls >= 20,
+		"%d writes, Jobs: %v", undisturbed.calls, undisturbed.ran)
 	every := 1
 	if testing.Short() {
 		every = 19
@@ -265,9 +264,8 @@ func TestStaleCache(t *testing.T) {
 	c.Status.MadeRoll = ""
 	l := &look{Shared: s.shared, cluster: c, saved: c.DeepCopy()}
 	r, err := l.makeRoll(t.Context())
-	if err != nil || r.Name != "lab-1" || c.Status.Rolls != 1 {
-		t.Errorf("it makes %+v, %d in all: %v", r, c.Status.Rolls, err)
-	}
+	must.Hold(t, err == nil && r.Name == "lab-1" && c.Status.Rolls == 1,
+		"it makes %+v, %d in all: %v", r, c.Status.Rolls, err)
 }
 
 // TestDeniedJob: what a policy of the cluster denies is in the condition, and tried again.
@@ -385,9 +383,8 @@ func TestWindows(t *testing.T) {
 	}
 	s.settle(9*time.Hour + time.Minute)
 	r := s.roll("lab-1")
-	if r.Status.Started == nil || r.Status.Started.Hour() != 22 || r.Status.Begun != 3 {
-		t.Fatalf("it was begun at %v, and is at attempt %d", r.Status.Started, r.Status.Begun)
-	}
+	must.Be(t, r.Status.Started != nil && r.Status.Started.Hour() == 22 && r.Status.Begun == 3,
+		"it was begun at %v, and is at attempt %d", r.Status.Started, r.Status.Begun)
 	s.now = s.now.Add(time.Hour) // the window is closed, and the second attempt runs
 	b.attempts = []ending{{code: 1}}
 	s.settle(time.Minute)
@@ -787,9 +784,7 @@ func TestCached(t *testing.T) {
 		}
 	}
 	made := job.New(job.Spec{Cluster: &v1alpha1.TalosCluster{ObjectMeta: kept}, Task: attempt.Task{Kind: attempt.Check}})
-	if !byKind(&batchv1.Job{}).Label.Matches(labels.Set(made.Labels)) {
-		t.Errorf("a Job with %v is not cached", made.Labels)
-	}
+	must.Hold(t, byKind(&batchv1.Job{}).Label.Matches(labels.Set(made.Labels)), "a Job with %v is not cached", made.Labels)
 }
 
 // TestMetrics: what is scraped is what deploy's alerts and dashboard are made of.

@@ -53,7 +53,7 @@ func TestChangeIsNeverRepeated(t *testing.T) {
 		pve1.On("DELETE /nodes/pve1/qemu/101", tc.answer)
 		s.Node(t, "pve2").On("DELETE /nodes/pve1/qemu/101", data(`"`+testUPID+`"`))
 		err := s.client(t, "pve1", "pve2").DeleteVM(t.Context(), cluster.VM{ID: 101, Host: "pve1"})
-		must.Not(t, err == nil || errors.Is(err, cluster.ErrLostAnswer) != tc.lost,
+		must.Hold(t, err != nil && errors.Is(err, cluster.ErrLostAnswer) == tc.lost,
 			"error %v; want a lost answer: %v", err, tc.lost)
 		must.Equal(t, "changes", []string{"DELETE /nodes/pve1/qemu/101"}, changes(pve1.Requests()))
 	})
@@ -64,9 +64,9 @@ func TestUnreachable(t *testing.T) {
 		s := newSite(t)
 		err := s.client(t, "pve1", "pve2").DeleteVM(t.Context(), cluster.VM{ID: 101, Host: "pve1"})
 		const want = "DELETE /nodes/pve1/qemu/101: reach Proxmox: pve1:8006: dial tcp pve1:8006: no route to host; pve2:8006: dial tcp pve2:8006: no route to host"
-		must.Not(t, fmt.Sprint(err) != want || errors.Is(err, cluster.ErrLostAnswer), "error is %v\nwant    %s", err, want)
+		must.Hold(t, fmt.Sprint(err) == want && !errors.Is(err, cluster.ErrLostAnswer), "error is %v\nwant    %s", err, want)
 		hints := fault.Hints(err)
-		must.Not(t, len(hints) != 1 || !strings.Contains(hints[0], "proxmox.endpoints"), "hints: %q", hints)
+		must.Hold(t, len(hints) == 1 && strings.Contains(hints[0], "proxmox.endpoints"), "hints: %q", hints)
 	})
 }
 
@@ -79,8 +79,8 @@ func TestServerThatNeverSpeaks(t *testing.T) {
 		start := time.Now()
 		err := c.DeleteVM(ctx, cluster.VM{ID: 101, Host: "pve1"})
 		took := time.Since(start)
-		must.Not(t, err == nil || took > 2*time.Minute, "error %v after %s", err, took)
-		must.Not(t, errors.Is(err, cluster.ErrLostAnswer), "nothing was sent, yet: %v", err)
+		must.Hold(t, err != nil && took <= 2*time.Minute, "error %v after %s", err, took)
+		must.Hold(t, !errors.Is(err, cluster.ErrLostAnswer), "nothing was sent, yet: %v", err)
 	})
 }
 
@@ -90,9 +90,9 @@ func TestCancelledChange(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 		defer cancel()
 		err := c.DeleteVM(ctx, cluster.VM{ID: 101, Host: "pve1"})
-		must.Not(t, !errors.Is(err, cluster.ErrLostAnswer) || !errors.Is(err, context.DeadlineExceeded), "error is %v", err)
+		must.Hold(t, errors.Is(err, cluster.ErrLostAnswer) && errors.Is(err, context.DeadlineExceeded), "error is %v", err)
 		err = c.DeleteVM(ctx, cluster.VM{ID: 101, Host: "pve1"})
-		must.Not(t, errors.Is(err, cluster.ErrLostAnswer) || !errors.Is(err, context.DeadlineExceeded),
+		must.Hold(t, !errors.Is(err, cluster.ErrLostAnswer) && errors.Is(err, context.DeadlineExceeded),
 			"after the deadline: %v", err)
 	})
 }
@@ -111,7 +111,7 @@ func TestSecretIsNeverShown(t *testing.T) {
 		}
 		o := api.Options{Token: []byte(apitest.Token)}
 		for _, s := range []string{fmt.Sprintf("%v %+v", err, *e), fmt.Sprintf("%v %+v %#v", c, c, c), fmt.Sprintf("%v %+v %#v", o, o, o)} {
-			must.Not(t, strings.Contains(s, apitest.Secret), "shows the secret: %s", s)
+			must.Hold(t, !strings.Contains(s, apitest.Secret), "shows the secret: %s", s)
 		}
 	})
 }
@@ -130,7 +130,7 @@ func TestAuthorizationHints(t *testing.T) {
 		pve1.On("GET /cluster/status", tc.answer)
 		_, err := c.Quorate(t.Context())
 		hints := fault.Hints(err)
-		must.Not(t, len(hints) != 1 || !strings.Contains(hints[0], tc.hint), "hints of %v: %q", err, hints)
+		must.Hold(t, len(hints) == 1 && strings.Contains(hints[0], tc.hint), "hints of %v: %q", err, hints)
 		must.Equal(t, "kind", tc.kind, fault.KindOf(err))
 	})
 }
@@ -148,12 +148,12 @@ func TestRemember(t *testing.T) {
 		}
 		c.Remember()
 		e, is := errors.AsType[*api.Error](func() error { _, err := c.Permissions(t.Context(), "/vms"); return err }())
-		must.Not(t, !is || e.Status != 403, "error is %v", e)
+		must.Hold(t, is && e.Status == 403, "error is %v", e)
 		var all sync.WaitGroup
 		for range 20 {
 			all.Go(func() {
 				held, err := c.Permissions(t.Context(), "/vms")
-				must.Not(t, err != nil || !held["VM.Audit"], "%v, %v", held, err)
+				must.Hold(t, err == nil && held["VM.Audit"], "%v, %v", held, err)
 			})
 		}
 		all.Wait()
@@ -192,7 +192,7 @@ func TestForeignTextIsOneLine(t *testing.T) {
 			err = c.DeleteVM(t.Context(), vm)
 		}
 		must.Fail(t, err, "bad", "fake line")
-		must.Not(t, strings.ContainsAny(fmt.Sprint(err), "\x1b\a\r\n\u202e\u2028\x7f"), "%q", err)
+		must.Hold(t, !strings.ContainsAny(fmt.Sprint(err), "\x1b\a\r\n\u202e\u2028\x7f"), "%q", err)
 	})
 }
 
@@ -246,9 +246,7 @@ func isoChanges() map[string][]changeKind {
 	return map[string][]changeKind{
 		"sendISO": {{"POST /nodes/*/storage/*/upload", upload}},
 		"Download": {{"POST /nodes/*/storage/*/download-url", func(t *testing.T, l lab) error {
-			must.Not(t, nil == l.Download(t.Context(), images.Download{
-				Host: "pve1", Storage: "isos", Name: "a.iso", URL: "https://factory.example/a.iso", SHA256: strings.Repeat("0", 64),
-			}), "a host without a network has downloaded something")
+			must.Hold(t, nil != l.Download(t.Context(), images.Download{Host: "pve1", Storage: "isos", Name: "a.iso", URL: "https://factory.example/a.iso", SHA256: strings.Repeat("0", 64)}), "a host without a network has downloaded something")
 			return nil
 		}}},
 		"DeleteISO": {{"DELETE /nodes/*/storage/*/content/*", func(t *testing.T, l lab) error {
@@ -304,7 +302,7 @@ func TestEveryKindOfChange(t *testing.T) {
 	}
 	inEachLab(t, kinds, func(t *testing.T, l lab, c changeKind) {
 		must.Do(t, c.send(t, l))
-		must.Not(t, !slices.ContainsFunc(l.recorder.Calls(), c.is), "no such request was sent")
+		must.Hold(t, slices.ContainsFunc(l.recorder.Calls(), c.is), "no such request was sent")
 	})
 }
 

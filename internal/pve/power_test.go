@@ -94,7 +94,7 @@ func TestUnansweredIsReported(t *testing.T) {
 		l.armed.Store(true)
 		ctx, unanswered := cluster.WithUnanswered(t.Context())
 		err := c.do(ctx, t, l.lab)
-		must.Not(t, err != nil || unanswered() != c.noted, "error %v; noted: %t, want %t", err, unanswered(), c.noted)
+		must.Hold(t, err == nil && unanswered() == c.noted, "error %v; noted: %t, want %t", err, unanswered(), c.noted)
 	})
 }
 
@@ -262,7 +262,7 @@ func TestAddHA(t *testing.T) {
 		pve1.On(haStatus, haUnlisted, haListed)
 		err := c.AddHA(t.Context(), tc.want)
 		must.Equal(t, "error", tc.err, fmt.Sprint(err))
-		must.Not(t, err != nil && tc.post == nil && len(fault.Hints(err)) != 1, "hints %q", fault.Hints(err))
+		must.Hold(t, err == nil || tc.post != nil || len(fault.Hints(err)) == 1, "hints %q", fault.Hints(err))
 		must.Equal(t, "parameters", tc.sent, params)
 		must.Equal(t, "requests", tc.requests, pve1.Requests())
 	})
@@ -303,7 +303,7 @@ func TestMigrate(t *testing.T) {
 	inLab(t, func(t *testing.T, l lab) {
 		vm := l.read(t, 9011)
 		err := l.Migrate(t.Context(), vm, "pve2")
-		must.Not(t, !api.IsForbidden(err), "without VM.Migrate: %v", err)
+		must.Hold(t, api.IsForbidden(err), "without VM.Migrate: %v", err)
 		must.FailAs(t, must.Err(l.Migration(t.Context(), vm, "pve2")), fault.Refused)
 		l.may("VM.Migrate")
 		l.world.AddStorage(world.Storage{ID: "pool", Type: "rbd", Shared: true, Content: []string{"images"}})
@@ -317,7 +317,7 @@ func TestMigrate(t *testing.T) {
 		must.Do(t, l.AddHA(t.Context(), cluster.HAResource{VMID: 9031, State: "started"}))
 		must.Equal(t, "kind for a VM under HA", fault.Refused, fault.KindOf(l.Migrate(t.Context(), l.read(t, 9031), "pve2")))
 		must.Do(t, l.world.PowerOn(9011))
-		must.Not(t, l.Migrate(t.Context(), l.read(t, 9011), "pve2") == nil, "a running VM with local disks was migrated")
+		must.Hold(t, l.Migrate(t.Context(), l.read(t, 9011), "pve2") != nil, "a running VM with local disks was migrated")
 		now := l.read(t, 9011)
 		must.Equal(t, "after a refused migration", []any{"pve1", true, ""}, []any{now.Host, now.Running, now.Lock})
 	})

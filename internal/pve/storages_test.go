@@ -53,12 +53,12 @@ func TestStorage(t *testing.T) {
 			must.Equal(t, name, want, fmt.Sprint(size, found, err))
 		}
 		_, found, err := c.ISO(t.Context(), "pve1", "nosuch", "a.iso")
-		must.Not(t, found || !errors.Is(err, images.ErrNoStorage), "ISO on an unknown storage: %v %v", found, err)
+		must.Hold(t, !found && errors.Is(err, images.ErrNoStorage), "ISO on an unknown storage: %v %v", found, err)
 		volumes := map[string]bool{"isos:iso/a.iso": true, "isos:iso/c.iso": false, "fast:101/vm-101-disk-0.raw": true, "fast:vm-101-disk-0": false}
 		for volid, want := range volumes {
 			must.Equal(t, volid, want, must.Get(c.HasVolume(t.Context(), "pve1", volid))(t))
 		}
-		must.Not(t, must.Err(c.HasVolume(t.Context(), "pve1", "none")) == nil, "%v", `"none" passes for a volume`)
+		must.Hold(t, must.Err(c.HasVolume(t.Context(), "pve1", "none")) != nil, "%v", `"none" passes for a volume`)
 	})
 }
 
@@ -70,7 +70,7 @@ func TestOwnedVolumes(t *testing.T) {
 		for _, want := range [][]string{{"fast:vm-101-disk-0", "fast:vm-101-disk-1"}, nil} {
 			must.Equal(t, "volumes", want, must.Get(c.OwnedVolumes(t.Context(), "pve1", "fast", 101))(t))
 		}
-		must.Not(t, must.Err(c.OwnedVolumes(t.Context(), "pve1", "fast", 101)) == nil, "lists volumes of a missing storage")
+		must.Hold(t, must.Err(c.OwnedVolumes(t.Context(), "pve1", "fast", 101)) != nil, "lists volumes of a missing storage")
 	})
 }
 
@@ -101,7 +101,7 @@ func TestStorages(t *testing.T) {
 			{Name: "j-plugin", Type: "linstor", Shared: true, Thick: true},
 		}
 		must.Equal(t, "storages", want, got)
-		must.Not(t, must.Err(c.Storages(t.Context())) == nil, "lists storages without an answer")
+		must.Hold(t, must.Err(c.Storages(t.Context())) != nil, "lists storages without an answer")
 	})
 }
 
@@ -126,7 +126,7 @@ func TestRoom(t *testing.T) {
 		}
 		must.Equal(t, "room", want, got)
 		got = must.Get(c.Room(t.Context(), "pve2"))(t)
-		must.Not(t, got.ErrPools == nil || len(got.Storages) != 1, "thin pools that can't be read: %+v", got)
+		must.Hold(t, got.ErrPools != nil && len(got.Storages) == 1, "thin pools that can't be read: %+v", got)
 	})
 }
 
@@ -217,13 +217,13 @@ func TestMayDownload(t *testing.T) {
 			pve1.On("GET /access/permissions?path="+url.QueryEscape(path), data(held))
 		}
 		why, err := c.MayDownload(t.Context(), "pve1", "isos")
-		must.Not(t, why != tc.want || err != nil, "why not: %q, want %q; %v", why, tc.want, err)
+		must.Hold(t, why == tc.want && err == nil, "why not: %q, want %q; %v", why, tc.want, err)
 	})
 }
 
 func TestMayDownloadWithoutAnAnswer(t *testing.T) {
 	onNode(t, func(t *testing.T, pve1 *fake, c *Client) {
-		must.Not(t, must.Err(c.MayDownload(t.Context(), "pve1", "isos")) == nil, "no error although no host answers")
+		must.Hold(t, must.Err(c.MayDownload(t.Context(), "pve1", "isos")) != nil, "no error although no host answers")
 	})
 }
 
@@ -285,7 +285,7 @@ func TestDownload(t *testing.T) {
 		pve1.On("GET /nodes/pve1/tasks/"+url.PathEscape(upid)+"/log?limit=500", data(`[]`))
 		err := c.Download(t.Context(), d)
 		wantError(t, err, tc.is, tc.fails)
-		must.Not(t, tc.not != nil && errors.Is(err, tc.not), "error is %v", err)
+		must.Hold(t, tc.not == nil || !errors.Is(err, tc.not), "error is %v", err)
 		must.Equal(t, "sent", tc.sent, len(changes(pve1.Requests())))
 		want := map[string]string{
 			"content": "iso", "filename": "recast-1.iso", "url": isoLink, "verify-certificates": "1",
@@ -306,18 +306,18 @@ func TestDiskImageBecomesADisk(t *testing.T) {
 		u := isoOf(t, content)
 		u.Storage, u.Name = "disks", "recast-1.qcow2"
 		_, found, err := l.DiskImage(ctx, "pve1", "disks", u.Name)
-		must.Not(t, found || err != nil, "it is there, or %v", err)
+		must.Hold(t, !found && err == nil, "it is there, or %v", err)
 		must.Do(t, l.Upload(ctx, u))
 		size, found, err := l.DiskImage(ctx, "pve1", "disks", u.Name)
 		must.Equal(t, "found", fmt.Sprint(len(content), true, nil), fmt.Sprint(size, found, err))
 		list := must.Get(l.DiskImages(ctx, "pve1", "disks"))(t)
-		must.Not(t, len(list) != 1 || list[0].Name != u.Name || list[0].SizeBytes != u.SizeBytes, "listed are %v", list)
+		must.Hold(t, len(list) == 1 && list[0].Name == u.Name && list[0].SizeBytes == u.SizeBytes, "listed are %v", list)
 		must.Equal(t, "ISOs", 0, len(must.Get(l.ISOs(ctx, "pve1", "disks"))(t)))
 
 		must.Do(t, l.SetConfig(ctx, l.read(t, 9011), map[string]string{"scsi5": "fast:0,import-from=disks:import/recast-1.qcow2,serial=system-1"}, nil))
 		vm := l.read(t, 9011)
 		volid, _, _ := strings.Cut(vm.Config["scsi5"], ",")
-		must.Not(t, !bytes.HasPrefix(l.world.Media(volid, "pve1").Bytes(), disk), "%s has other bytes", volid)
+		must.Hold(t, bytes.HasPrefix(l.world.Media(volid, "pve1").Bytes(), disk), "%s has other bytes", volid)
 		must.Contain(t, "scsi5", vm.Config["scsi5"], "serial=system-1")
 	})
 }
@@ -537,12 +537,12 @@ func TestUpload(t *testing.T) {
 		u := isoOf(t, bytes.Repeat([]byte("talos"), 200_000))
 		var last int64
 		u.Progress = func(sent int64) {
-			must.Not(t, sent <= last, "progress goes from %d to %d", last, sent)
+			must.Hold(t, sent > last, "progress goes from %d to %d", last, sent)
 			last = sent
 		}
 		must.Do(t, c.Upload(t.Context(), u))
 		got.want(t, u)
-		must.Not(t, last != u.SizeBytes || got.length <= last,
+		must.Hold(t, last == u.SizeBytes && got.length > last,
 			"progress ends at %d of %d, the request had %d bytes", last, u.SizeBytes, got.length)
 	})
 }
@@ -554,7 +554,7 @@ func TestFormBeginsEachPartWithItsDisposition(t *testing.T) {
 	parts := strings.Split(string(f.head), "--"+boundary+"\r\n")[1:]
 	must.Equal(t, "parts", 4, len(parts))
 	for _, p := range parts {
-		must.Not(t, !strings.HasPrefix(p, "Content-Disposition: form-data; name="), "part begins %q", p)
+		must.Hold(t, strings.HasPrefix(p, "Content-Disposition: form-data; name="), "part begins %q", p)
 	}
 }
 
@@ -600,7 +600,7 @@ func TestUploadThatProxmoxWouldRefuse(t *testing.T) {
 		pve1.On(mayUploadPath, data(`{"/storage/isos":{"Datastore.Audit":1}}`))
 		err := c.Upload(t.Context(), isoOf(t, bytes.Repeat([]byte("x"), 1<<20)))
 		const want = "403 Permission check failed (/storage/isos, Datastore.AllocateTemplate)"
-		must.Not(t, err == nil || !strings.Contains(err.Error(), want) || fault.CodeOf(err) != fault.TokenPrivileges || fault.KindOf(err) != fault.Refused,
+		must.Hold(t, err != nil && strings.Contains(err.Error(), want) && fault.CodeOf(err) == fault.TokenPrivileges && fault.KindOf(err) == fault.Refused,
 			"%v", err)
 		must.Equal(t, "changes", []string{}, changes(pve1.Requests()))
 	})
@@ -666,7 +666,7 @@ func TestUploadWithoutAnswer(t *testing.T) {
 		begun := time.Now()
 		wantError(t, s.client(t, "pve2").Upload(t.Context(), isoOf(t, content)), tc.is, tc.fails)
 		took := time.Since(begun)
-		must.Not(t, tc.quick && took > lateness/2, "it took %s", took)
+		must.Hold(t, !tc.quick || took <= lateness/2, "it took %s", took)
 		must.Equal(t, "sent", tc.sent, len(changes(pve2.Requests())))
 	})
 }
@@ -686,7 +686,7 @@ func TestUploadIsCancelled(t *testing.T) {
 		go func() { ended <- c.Upload(ctx, u) }()
 		synctest.Wait()
 		n := read.Load()
-		must.Not(t, n > 1<<20, "%d bytes were read, but none was received", n)
+		must.Hold(t, n <= 1<<20, "%d bytes were read, but none was received", n)
 		begun := time.Now()
 		cancel()
 		must.FailIs(t, <-ended, context.Canceled)
@@ -732,10 +732,10 @@ func TestUploadMemory(t *testing.T) {
 	got := measureUpload(t)
 	t.Logf("%d MiB at %d MiB/s; %.1f MiB idle, peak %.1f MiB above that; cancelled in %s, %.1f MiB ahead of the server",
 		hugeBytes>>20, int(hugeBytes/got.took.Seconds())>>20, got.idleMiB, got.aboveMiB, got.cancelled, got.aheadMiB)
-	must.Not(t, got.aboveMiB >= 64, "peak is %.1f MiB above idle", got.aboveMiB)
-	must.Not(t, got.cancelled > time.Second, "cancelled in %s", got.cancelled)
+	must.Hold(t, got.aboveMiB < 64, "peak is %.1f MiB above idle", got.aboveMiB)
+	must.Hold(t, got.cancelled <= time.Second, "cancelled in %s", got.cancelled)
 	// The kernel's buffers on both ends take some of it, but no more.
-	must.Not(t, got.aheadMiB > 256, "%.1f MiB were read from the file that the server had not received", got.aheadMiB)
+	must.Hold(t, got.aheadMiB <= 256, "%.1f MiB were read from the file that the server had not received", got.aheadMiB)
 }
 
 func BenchmarkUpload(b *testing.B) {
@@ -767,9 +767,7 @@ func measureUpload(t testing.TB) uploadFigures {
 	client.Env = append(os.Environ(), serverVar+"="+where, fileVar+"="+file)
 	client.Stderr = os.Stderr
 	said, err := client.Output()
-	if err != nil {
-		t.Fatalf("%v\n%s", err, said)
-	}
+	must.Be(t, err == nil, "%v\n%s", err, said)
 	var got uploadFigures
 	line, _, _ := strings.Cut(string(said), "\n")
 	if _, err := fmt.Sscan(line, &got.idleMiB, &got.aboveMiB, (*int64)(&got.took), (*int64)(&got.cancelled), &got.aheadMiB); err != nil {

@@ -116,7 +116,7 @@ func TestTaskPolls(t *testing.T) {
 			end = time.Now().Add(tc.takes)
 			must.Do(t, c.CreateVM(t.Context(), "pve1", 101, nil))
 			late, looks := time.Since(end), len(pve1.Requests())-len(changes(pve1.Requests()))-before
-			must.Not(t, i == 0 && (late > tc.late || looks > tc.looks) || i == 2 && (late > tc.lateNext || looks > tc.next),
+			must.Hold(t, (i != 0 || late <= tc.late && looks <= tc.looks) && (i != 2 || late <= tc.lateNext && looks <= tc.next),
 				"task %d: %d looks, seen %s after its end", i+1, looks, late)
 		}
 	})
@@ -270,11 +270,11 @@ func TestDurations(t *testing.T) {
 			looks, late = looks+l, late+by
 		}
 		t.Logf("%d looks, %s late", looks, late)
-		must.Not(t, looks > c.looks || late > c.late, "%d looks, %s late", looks, late)
+		must.Hold(t, looks <= c.looks && late <= c.late, "%d looks, %s late", looks, late)
 		must.Equal(t, "expected of the same of another VM", d.expected(u), d.expected(api.UPID{Type: "qmmove", ID: "102-scsi1>9002-scsi1"}))
 		must.Equal(t, "expected of another type", time.Duration(0), d.expected(api.UPID{Type: "qmstart", ID: "101"}))
 		other := d.expected(api.UPID{Type: "qmmove", ID: "101-scsi0>9001-scsi30"})
-		must.Not(t, other == 0, "no estimate for a task of another drive")
+		must.Hold(t, other != 0, "no estimate for a task of another drive")
 	})
 }
 
@@ -394,7 +394,7 @@ func TestSlotsLimitWorkers(t *testing.T) {
 		defer end()
 		var wg sync.WaitGroup
 		for range 2 * slotsPerHost {
-			wg.Go(func() { must.Not(t, l.Shutdown(shutdowns, vm, time.Minute) == nil, "it is off") })
+			wg.Go(func() { must.Hold(t, l.Shutdown(shutdowns, vm, time.Minute) != nil, "it is off") })
 		}
 		time.Sleep(time.Second)
 		most, stop := 0, make(chan struct{})
@@ -522,7 +522,7 @@ func (c lostChange) wantDone(t *testing.T, how loss) {
 	t.Helper()
 	l := c.in(t, how)
 	err := c.do(t, l.lab)
-	must.Not(t, err != nil || !c.done(l.lab), "done: %v, error %v", c.done(l.lab), err)
+	must.Hold(t, err == nil && c.done(l.lab), "done: %v, error %v", c.done(l.lab), err)
 	l.late.Wait()
 }
 
@@ -685,7 +685,7 @@ func TestLostAnswer(t *testing.T) {
 					began := time.Now()
 					err := tc.do(t, lossy.lab)
 					done, lost := w.want(tc)
-					must.Not(t, errors.Is(err, cluster.ErrLostAnswer) != lost || !lost && err != nil,
+					must.Hold(t, errors.Is(err, cluster.ErrLostAnswer) == lost && (lost || err == nil),
 						"error is %v; want a lost answer: %v", err, lost)
 					must.Equal(t, "done", done, tc.done(lossy.lab))
 					must.Take(t, began, 0, 5*time.Minute)
@@ -704,7 +704,7 @@ func TestLostAnswerOfAFailure(t *testing.T) {
 		l.armed.Store(true)
 		err := l.CreateVM(t.Context(), "pve1", 9090, map[string]string{"scsi0": "fast:1"})
 		e, ok := errors.AsType[*api.TaskError](err)
-		must.Not(t, !ok || !strings.HasSuffix(e.Exit, "no space left on device") || errors.Is(err, cluster.ErrLostAnswer) || !errors.Is(err, api.ErrNoSpace),
+		must.Hold(t, ok && strings.HasSuffix(e.Exit, "no space left on device") && !errors.Is(err, cluster.ErrLostAnswer) && errors.Is(err, api.ErrNoSpace),
 			"error is %v", err)
 	})
 }
@@ -768,7 +768,7 @@ func TestLostAnswerRightAfterAnother(t *testing.T) {
 		vm := l.read(t, 9011)
 		l.armed.Store(true)
 		must.Do(t, l.SetConfig(t.Context(), vm, map[string]string{"scsi6": "fast:1"}, nil))
-		must.Not(t, l.read(t, 9011).Config["scsi6"] == "", "scsi6 is not there")
+		must.Hold(t, l.read(t, 9011).Config["scsi6"] != "", "scsi6 is not there")
 	})
 }
 

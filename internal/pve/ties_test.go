@@ -286,7 +286,7 @@ func TestOneLookAtManyVMs(t *testing.T) {
 		pve1.On(haList, data(`[]`))
 		for look := 1; look <= 2; look++ {
 			for i, of := range c.TiesOf(t.Context(), vms) {
-				must.Not(t, of.Err != nil || len(of.Busy) != 2 || len(of.Jobs) != 1 || len(of.Tags) != 1, "%s: %+v", vms[i], of)
+				must.Hold(t, of.Err == nil && len(of.Busy) == 2 && len(of.Jobs) == 1 && len(of.Tags) == 1, "%s: %+v", vms[i], of)
 			}
 			asked := map[string]int{}
 			for _, request := range pve1.Requests() {
@@ -342,16 +342,16 @@ func TestLabHA(t *testing.T) {
 		l.world.AddHARule(world.HARule{ID: "apart", Type: "resource-affinity", Resources: []string{"vm:9011"}})
 		vm := l.read(t, 9011)
 		ties := must.Get(l.Ties(ctx, vm))(t)
-		must.Not(t, !vm.HA || ties.HA == nil, "managed: %v, %v", vm.HA, ties.HA)
+		must.Hold(t, vm.HA && ties.HA != nil, "managed: %v, %v", vm.HA, ties.HA)
 		must.Do(t, l.RemoveHA(ctx, 9011))
 		must.Do(t, l.RemoveHA(ctx, 9011))
 		vm = l.read(t, 9011)
-		must.Not(t, vm.HA || !vm.Running, "taken out: HA %v, running %v", vm.HA, vm.Running)
+		must.Hold(t, !vm.HA && vm.Running, "taken out: HA %v, running %v", vm.HA, vm.Running)
 		must.Do(t, l.Shutdown(ctx, l.read(t, 9011), time.Minute))
 		time.Sleep(5 * time.Minute)
-		must.Not(t, l.read(t, 9011).Running, "started again by an unknown party")
+		must.Hold(t, !l.read(t, 9011).Running, "started again by an unknown party")
 		rules := l.world.HARules()
-		must.Not(t, len(rules) != 1 || len(rules[0].Resources) != 1, "rules are now %v", rules)
+		must.Hold(t, len(rules) == 1 && len(rules[0].Resources) == 1, "rules are now %v", rules)
 		must.Do(t, l.DeleteVM(ctx, l.read(t, 9011)))
 		must.Do(t, l.CreateVM(ctx, "pve1", 9011, map[string]string{"name": "wk1", "memory": "2048", "scsi0": "fast:10"}))
 		must.Do(t, l.AddHA(ctx, *ties.HA))

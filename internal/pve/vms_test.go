@@ -64,7 +64,7 @@ func TestVMsLeavesOutOneJustDeleted(t *testing.T) {
 		pve1.On("GET /nodes/pve1/qemu/101/config", raw(noVM101, ""))
 		pve1.On("GET /cluster/nextid?vmid=101", data(`"101"`))
 		vms, err := c.VMs(t.Context())
-		must.Not(t, err != nil || len(vms) > 0, "lists %v, error %v", vms, err)
+		must.Hold(t, err == nil && len(vms) == 0, "lists %v, error %v", vms, err)
 	})
 }
 
@@ -107,7 +107,7 @@ func TestVM(t *testing.T) {
 		start := time.Now()
 		got, err := c.VM(t.Context(), 101)
 		must.Equal(t, "error", cmp.Or(tc.err, "<nil>"), fmt.Sprint(err))
-		must.Not(t, errors.Is(err, cluster.ErrNotFound) != tc.missing || len(fault.Hints(err)) != tc.hints,
+		must.Hold(t, errors.Is(err, cluster.ErrNotFound) == tc.missing && len(fault.Hints(err)) == tc.hints,
 			"not found: %v, hints: %q", !tc.missing, fault.Hints(err))
 		if tc.err == "" {
 			must.Equal(t, "VM", wantVM101Alone(), got)
@@ -133,7 +133,7 @@ func TestQuorate(t *testing.T) {
 	}, func(t *testing.T, pve1 *fake, c *Client, tc row) {
 		pve1.On("GET /cluster/status", data(tc.answer))
 		got, err := c.Quorate(t.Context())
-		must.Not(t, got != tc.want || (err != nil) != tc.err, "quorate %v, error %v", got, err)
+		must.Hold(t, got == tc.want && (err != nil) == tc.err, "quorate %v, error %v", got, err)
 	})
 }
 
@@ -159,7 +159,7 @@ func TestVMsOfAListThatIsBehind(t *testing.T) {
 			pve1.On("GET /nodes/pve1/qemu/"+id+"/pending", data(`[{"key":"digest","value":"d"},{"key":"name","value":"recast-claim"}]`))
 		}
 		vms, err := c.VMs(t.Context())
-		must.Not(t, err != nil || len(vms) != 2 || vms[0].ID != 9000 || vms[1].ID != 9100, "VMs %v, %v", vms, err)
+		must.Hold(t, err == nil && len(vms) == 2 && vms[0].ID == 9000 && vms[1].ID == 9100, "VMs %v, %v", vms, err)
 	})
 }
 
@@ -243,9 +243,7 @@ func TestVMWhereLastSeen(t *testing.T) {
 		}
 		time.Sleep(tc.later)
 		got, err := c.VM(t.Context(), 101)
-		if errors.Is(err, cluster.ErrNotFound) != tc.missing || !tc.missing && err != nil {
-			t.Fatal(err)
-		}
+		must.Be(t, errors.Is(err, cluster.ErrNotFound) == tc.missing && (tc.missing || err == nil), "%v", err)
 		if want := wantVM101Alone(); !tc.missing {
 			want.Host = tc.host
 			must.Equal(t, "VM", want, got)
@@ -310,7 +308,7 @@ func TestVMWhoseHostIsUnknown(t *testing.T) {
 		for range 2 {
 			vm, err := c.VM(t.Context(), 101)
 			_, away := errors.AsType[*cluster.HostsAway](err)
-			must.Not(t, !away, "read %v, error %v", vm, err)
+			must.Hold(t, away, "read %v, error %v", vm, err)
 		}
 	})
 }
@@ -329,7 +327,7 @@ func TestVMWhereLastSeenUnanswered(t *testing.T) {
 			before := len(pve1.Requests())
 			_, err := c.VM(t.Context(), 101)
 			_, away := errors.AsType[*cluster.HostsAway](err)
-			must.Not(t, !away, "error %v", err)
+			must.Hold(t, away, "error %v", err)
 			return len(slices.DeleteFunc(pve1.Requests()[before:], func(r string) bool { return !strings.Contains(r, "/qemu/101/") }))
 		}
 		had := asked(c)
@@ -348,7 +346,7 @@ func TestVMConfig(t *testing.T) {
 			want.QMP, want.HA, want.Running = "", false, true
 			must.Equal(t, "VM", want, got)
 		}
-		must.Not(t, strings.Contains(fmt.Sprint(pve1.Requests()), "status/current"), "asked %s", pve1.Requests())
+		must.Hold(t, !strings.Contains(fmt.Sprint(pve1.Requests()), "status/current"), "asked %s", pve1.Requests())
 	})
 }
 
@@ -390,9 +388,7 @@ func TestHostsOfATokenWithNothing(t *testing.T) {
 			pve1.On("GET /nodes/pve1/"+what, denied)
 		}
 		got, err := c.Hosts(t.Context())
-		if err != nil || len(got) != 1 || got[0].Version != "9.2.11" || !got[0].Online {
-			t.Fatalf("%+v, %v", got, err)
-		}
+		must.Be(t, err == nil && len(got) == 1 && got[0].Version == "9.2.11" && got[0].Online, "%+v, %v", got, err)
 		for _, err := range append(got[0].Errs, got[0].ErrPools) {
 			must.FailAs(t, err, fault.Refused, "Sys.Audit")
 		}
@@ -438,9 +434,7 @@ func TestVMsOfHostsThatDoNotAnswer(t *testing.T) {
 		began := time.Now()
 		vms, err := c.VMs(t.Context())
 		away, ok := errors.AsType[*cluster.HostsAway](err)
-		if !ok || len(fault.Hints(err)) == 0 {
-			t.Fatalf("err = %v, hints %q", err, fault.Hints(err))
-		}
+		must.Be(t, ok && len(fault.Hints(err)) != 0, "err = %v, hints %q", err, fault.Hints(err))
 		must.Equal(t, "hosts", tc.want, *away)
 		must.Equal(t, "VMs", []cluster.VM{wantVM101}, vms)
 		must.Take(t, began, 0, tc.within)
@@ -472,7 +466,7 @@ func TestVMOnAHostThatDoesNotAnswer(t *testing.T) {
 		threeHosts(pve1, tc.state, tc.answer)
 		began := time.Now()
 		_, err := c.VM(t.Context(), tc.id)
-		must.Not(t, err == nil || err.Error() != tc.want || errors.Is(err, cluster.ErrNotFound) || len(fault.Hints(err)) == 0,
+		must.Hold(t, err != nil && err.Error() == tc.want && !errors.Is(err, cluster.ErrNotFound) && len(fault.Hints(err)) != 0,
 			"err = %v, want %s; hints %q", err, tc.want, fault.Hints(err))
 		must.Take(t, began, 0, tc.within)
 	})
@@ -650,7 +644,7 @@ func TestRefusedChangeLeavesNothingPending(t *testing.T) {
 func TestRefusedUnplugOfABootDisk(t *testing.T) {
 	inLab(t, func(t *testing.T, l lab) {
 		must.Do(t, l.Start(t.Context(), l.read(t, 9011)))
-		must.Not(t, l.SetConfig(t.Context(), l.read(t, 9011), nil, []string{"scsi0"}) == nil, "the disk was unplugged")
+		must.Hold(t, l.SetConfig(t.Context(), l.read(t, 9011), nil, []string{"scsi0"}) != nil, "the disk was unplugged")
 		vm := l.read(t, 9011)
 		must.Equal(t, "pending and boot", []any{0, "order=scsi0;ide2"}, []any{len(vm.Pending), vm.Config["boot"]})
 	})
@@ -730,7 +724,7 @@ func TestFreeDiskRefuses(t *testing.T) {
 		"no digest":           {undigested, "scsi1", `VM 101 "wk1" on pve1 was read without a digest, so a change could overwrite someone else's`, false},
 	}, func(t *testing.T, pve1 *fake, c *Client, tc row) {
 		err := c.FreeDisk(t.Context(), tc.vm, tc.key)
-		must.Not(t, fmt.Sprint(err) != tc.want || (fault.KindOf(err) == fault.Refused) != tc.refused,
+		must.Hold(t, fmt.Sprint(err) == tc.want && (fault.KindOf(err) == fault.Refused) == tc.refused,
 			"error is %v\nwant     %s", err, tc.want)
 		must.Equal(t, "requests", []string(nil), pve1.Requests())
 	})
@@ -756,9 +750,8 @@ func TestNormalise(t *testing.T) {
 		var raw rawConfig
 		must.Do(t, json.Unmarshal([]byte(tc.raw), &raw))
 		got, digest, err := raw.normalise()
-		if (err == nil) != (tc.err == "") || err != nil && err.Error() != tc.err || err == nil && digest != "d" {
-			t.Fatalf("digest %q, error %v", digest, err)
-		}
+		must.Be(t, (err == nil) == (tc.err == "") && (err == nil || err.Error() == tc.err) && (err != nil || digest == "d"),
+			"digest %q, error %v", digest, err)
 		must.Equal(t, "configuration", tc.want, got)
 	})
 }

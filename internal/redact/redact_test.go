@@ -223,14 +223,10 @@ users: [{user: {client-key-data: hush3, client-certificate-data: cert}}]
 `))
 	want := map[string]bool{"abc.def": true, long: true, "hush": true, "hush2": true, "hush3": true, "cert": true, "hush4": true}
 	for _, s := range got {
-		if !want[s] {
-			t.Errorf("%q is not a secret", s)
-		}
+		must.Hold(t, want[s], "%q is not a secret", s)
 		delete(want, s)
 	}
-	if len(want) > 0 {
-		t.Errorf("not found: %v", want)
-	}
+	must.Hold(t, len(want) == 0, "not found: %v", want)
 	if got := redact.YAML([]byte("{[")); got != nil {
 		t.Errorf("secrets of no YAML: %q", got)
 	}

@@ -310,9 +310,8 @@ func TestCAFile(t *testing.T) {
 	defer other.Close()
 	_, _, err := other.Digest(t.Context(), ref)
 	hint := "if your own CA has signed it, name that CA's certificate, a PEM file, in images.caFile"
-	if fault.CodeOf(err) != fault.TLS || strings.Join(fault.Hints(err), "; ") != hint {
-		t.Errorf("without: %v\ncode %s, hints %q", err, fault.CodeOf(err), fault.Hints(err))
-	}
+	must.Hold(t, fault.CodeOf(err) == fault.TLS && strings.Join(fault.Hints(err), "; ") == hint,
+		"without: %v\ncode %s, hints %q", err, fault.CodeOf(err), fault.Hints(err))
 	if _, err := New(Options{CAFile: "client.go"}); err == nil || fault.KindOf(err) != fault.Config || !strings.Contains(err.Error(), "client.go holds no PEM certificate") {
 		t.Errorf("a file without one: %v", err)
 	}

@@ -76,9 +76,7 @@ func requireSound(t *testing.T, page string) {
 		t.Errorf("the page fetches something: %q", found)
 	}
 	for _, wrong := range []string{"ZgotmplZ", "<no value>", "%!", "0001-01-01"} {
-		if strings.Contains(page, wrong) {
-			t.Errorf("the page holds %q", wrong)
-		}
+		must.Hold(t, !strings.Contains(page, wrong), "the page holds %q", wrong)
 	}
 	for _, tag := range []string{"html", "head", "body", "main", "section", "article", "details", "table", "tbody", "tr", "td", "ul", "li", "dl", "svg", "div", "header"} {
 		opened := len(regexp.MustCompile(`<`+tag+`[ >]`).FindAllString(page, -1))
@@ -154,9 +152,7 @@ func TestLargeRuns(t *testing.T) {
 	}
 	page := draw(t, r)
 	requireSound(t, page)
-	if len(page) > 2<<20 {
-		t.Errorf("%d bytes", len(page))
-	}
+	must.Hold(t, len(page) <= 2<<20, "%d bytes", len(page))
 }
 
 // TestNext: the suggested commands have arguments that these commands accept.

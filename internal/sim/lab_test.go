@@ -51,9 +51,9 @@ func TestLabComesUpAndGoesDown(t *testing.T) {
 		files := must.Get(lab.Files())(t)
 		names := slices.Sorted(maps.Keys(files))
 		want := []string{"kubeconfig", "recast.yaml", "schematics/default.yaml", "schematics/storage.yaml", "talosconfig"}
-		must.Not(t, !slices.Equal(names, want), "files %q", names)
+		must.Hold(t, slices.Equal(names, want), "files %q", names)
 		v := lab.World.Violations()
-		must.Not(t, len(v) > 0, "promises broken before anything was done: %q", v)
+		must.Hold(t, len(v) == 0, "promises broken before anything was done: %q", v)
 		must.Equal(t, "persistent disks", 2, len(lab.Disks()))
 	})
 }
@@ -84,7 +84,7 @@ func TestHostsReachTheFactory(t *testing.T) {
 			})
 			must.Do(t, err)
 			task, _ := lab.World.WaitTask(upid)
-			must.Not(t, task.ExitStatus != want, "%s: %s, want %s", name, task.ExitStatus, want)
+			must.Hold(t, task.ExitStatus == want, "%s: %s, want %s", name, task.ExitStatus, want)
 			must.Equal(t, name+": stored", want == "OK", lab.World.Media(sim.ISOStorage+":iso/"+name, "pve1") != nil)
 		}
 	})
@@ -114,9 +114,9 @@ func TestKubeletInTrouble(t *testing.T) {
 		reconfigure(t, machine, "kubelet:v1.35.4", "kubelet:"+c.version)
 		time.Sleep(10 * time.Minute)
 		got := kubeletState(t, machine)
-		must.Not(t, !strings.HasPrefix(got, c.want), "the service is %q, want %q", got, c.want)
+		must.Hold(t, strings.HasPrefix(got, c.want), "the service is %q, want %q", got, c.want)
 		version, ready := nodeState(t, k, "wk1")
-		must.Not(t, version != "v1.35.4" || ready != corev1.ConditionUnknown, "Node %s, ready %s", version, ready)
+		must.Hold(t, version == "v1.35.4" && ready == corev1.ConditionUnknown, "Node %s, ready %s", version, ready)
 		reconfigure(t, machine, "kubelet:"+c.version, "kubelet:v1.35.4")
 		time.Sleep(time.Minute)
 		if version, ready := nodeState(t, k, "wk1"); version != "v1.35.4" || ready != corev1.ConditionTrue {
@@ -128,7 +128,7 @@ func TestKubeletInTrouble(t *testing.T) {
 func kubeletState(t *testing.T, c *client.Client) string {
 	t.Helper()
 	infos, err := c.ServiceInfo(t.Context(), "kubelet")
-	must.Never(t, err != nil || len(infos) != 1, "%v, %v", infos, err)
+	must.Be(t, err == nil && len(infos) == 1, "%v, %v", infos, err)
 	events := infos[0].Service.GetEvents().GetEvents()
 	return infos[0].Service.GetState() + " " + events[len(events)-1].GetMsg()
 }
@@ -162,9 +162,9 @@ func TestAPIServerNeverReady(t *testing.T) {
 				reconfigure(t, machine, "kube-apiserver:v1.35.4", "kube-apiserver:v1.36.1")
 				time.Sleep(5 * time.Minute)
 				_, line := mirror(t, k, "kube-apiserver")
-				must.Not(t, line != "kube-apiserver:v1.36.1 config 2 ready "+ready, "got %q", line)
+				must.Hold(t, line == "kube-apiserver:v1.36.1 config 2 ready "+ready, "got %q", line)
 				v, err := k.ServerVersion()
-				must.Not(t, err != nil || v.GitVersion != "v1.35.4", "the others: %v, %v", v, err)
+				must.Hold(t, err == nil && v.GitVersion == "v1.35.4", "the others: %v, %v", v, err)
 				lab.BreakImage(image, talosapi.Sound)
 				reconfigure(t, machine, "kube-apiserver:v1.36.1", "kube-apiserver:v1.35.4")
 				time.Sleep(time.Minute)
@@ -182,7 +182,7 @@ func reconfigure(t *testing.T, c *client.Client, old, fresh string) {
 	mc := must.Get(safe.StateGetByID[*configres.MachineConfig](t.Context(), c.COSI, configres.ActiveID))(t)
 	raw, err := mc.Provider().Bytes()
 	must.Do(t, err)
-	must.Never(t, !bytes.Contains(raw, []byte(old)), "the configuration has no %s", old)
+	must.Be(t, bytes.Contains(raw, []byte(old)), "the configuration has no %s", old)
 	_, err = c.ApplyConfiguration(t.Context(), &machineapi.ApplyConfigurationRequest{
 		Data: bytes.ReplaceAll(raw, []byte(old), []byte(fresh)), Mode: machineapi.ApplyConfigurationRequest_NO_REBOOT,
 	})
@@ -249,7 +249,7 @@ func followsConfiguration(t *testing.T, talos string) {
 	}
 	before, line := mirror(t, k, "kube-apiserver")
 	want := "kube-apiserver:v1.35.4 config 1 ready True"
-	must.Not(t, line != want || version() != "v1.35.4", "at first %q, want %q; API server %s", line, want, version())
+	must.Hold(t, line == want && version() == "v1.35.4", "at first %q, want %q; API server %s", line, want, version())
 	reconfigure(t, c, "kube-apiserver:v1.35.4", "kube-apiserver:v1.36.1")
 	pod := must.Get(safe.StateGetByID[*k8s.StaticPod](t.Context(), c.COSI, "kube-apiserver"))(t)
 	must.Contain(t, "rendered", fmt.Sprint(pod.TypedSpec().Pod["spec"]), "kube-apiserver:v1.36.1")
@@ -283,7 +283,7 @@ func kubeletFollows(t *testing.T, lab *sim.Lab, k *kubernetes.Clientset) {
 		if line := version + " " + string(ready); len(seen) == 0 || seen[len(seen)-1] != line {
 			seen = append(seen, line)
 		}
-		must.Never(t, n.UID != before.UID || n.Status.NodeInfo.BootID != before.Status.NodeInfo.BootID, "the machine was booted")
+		must.Be(t, n.UID == before.UID && n.Status.NodeInfo.BootID == before.Status.NodeInfo.BootID, "the machine was booted")
 		time.Sleep(time.Second)
 	}
 	must.Equal(t, "Diff", "", gocmp.Diff([]string{"v1.35.4 True", "v1.36.1 False", "v1.36.1 True"}, seen))
@@ -320,7 +320,7 @@ func TestKubernetesImagesInTrouble(t *testing.T) {
 		reconfigure(t, machine, "kube-scheduler:"+c.version, "kube-scheduler:v1.35.4")
 		time.Sleep(time.Minute)
 		_, line := mirror(t, k, "kube-scheduler")
-		must.Not(t, line != "kube-scheduler:v1.35.4 config 3 ready True", "mended: %q", line)
+		must.Hold(t, line == "kube-scheduler:v1.35.4 config 3 ready True", "mended: %q", line)
 	})
 }
 
@@ -375,7 +375,7 @@ func TestNodeDrainsItselfForAnUpgrade(t *testing.T) {
 		cp, wk := machineClient(t, lab, "cp1"), machineClient(t, lab, "wk1")
 		time.Sleep(time.Minute)
 		before := must.Get(lab.Kube.Node(t.Context(), "wk1"))(t)
-		must.Never(t, webOn(t, lab, "wk1") == 0, "nothing to drain")
+		must.Be(t, webOn(t, lab, "wk1") != 0, "nothing to drain")
 		upgrade(t, wk, installer(t, cp))
 		must.Equal(t, "the node was", "cordoned by talos, open", watch(t, lab, "wk1", 5*time.Minute))
 		if n := webOn(t, lab, "wk1"); n > 0 {
@@ -418,7 +418,7 @@ func TestPullByDigest(t *testing.T) {
 		first := must.Get(list.Recv())(t)
 		repository := tagged[:strings.LastIndexByte(tagged, ':')]
 		name, err := pull(wk, tagged+"@"+first.GetDigest())
-		must.Not(t, name != repository+"@"+first.GetDigest() || err != nil, "pulled %s, err = %v", name, err)
+		must.Hold(t, name == repository+"@"+first.GetDigest() && err == nil, "pulled %s, err = %v", name, err)
 		if _, err := pull(wk, repository+"@sha256:"+strings.Repeat("0", 64)); status.Code(err) != codes.NotFound {
 			t.Errorf("a digest that nobody has: %v", err)
 		}
@@ -496,7 +496,7 @@ func TestEtcdIsThereFromTheStart(t *testing.T) {
 					}
 					must.Equal(t, "persistent disks", wantDisks, len(lab.Disks()))
 					v := append(lab.EtcdViolations(), lab.World.Violations()...)
-					must.Not(t, len(v) > 0, "violations %q", v)
+					must.Hold(t, len(v) == 0, "violations %q", v)
 				})
 			})
 		}
@@ -512,7 +512,7 @@ func TestEtcdDataOnAPersistentDiskIsProtected(t *testing.T) {
 		time.Sleep(2 * time.Minute)
 		must.Equal(t, "disks (-before +after)", before, lab.Disks())
 		v := append(lab.EtcdViolations(), lab.World.Violations()...)
-		must.Not(t, len(v) > 0, "violations %q", v)
+		must.Hold(t, len(v) == 0, "violations %q", v)
 		for _, d := range lab.World.Persistent() {
 			if d.Serial == "data-cp2" {
 				lab.World.Media(d.Volid, "pve1").Write(talosapi.DataDisk("EPHEMERAL", nil))
@@ -571,7 +571,7 @@ func TestBreakEtcd(t *testing.T) {
 		must.Do(t, lab.BreakEtcd("cp1", talosapi.EtcdFault{Down: true}))
 		time.Sleep(time.Minute)
 		_, err := c.CoreV1().Nodes().List(t.Context(), metav1.ListOptions{})
-		must.Not(t, err == nil || !strings.Contains(err.Error(), "etcdserver: request timed out"), "with etcd down: %v", err)
+		must.Hold(t, err != nil && strings.Contains(err.Error(), "etcdserver: request timed out"), "with etcd down: %v", err)
 	})
 }
 
@@ -600,6 +600,6 @@ func TestRaftIndex(t *testing.T) {
 		must.Equal(t, "index", before+2, index())
 		time.Sleep(time.Minute)
 		idle := index()
-		must.Not(t, idle < before+2+6*3, "a minute in which three kubelets renewed their leases ended at %d, it began at %d", idle, before+2)
+		must.Hold(t, idle >= before+2+6*3, "a minute in which three kubelets renewed their leases ended at %d, it began at %d", idle, before+2)
 	})
 }

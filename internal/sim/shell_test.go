@@ -51,7 +51,7 @@ func TestQm(t *testing.T) {
 			{"qm destroy 200", ""},
 		} {
 			out, err := s.Run(strings.Fields(c.line))
-			must.Never(t, err != nil, "%s: %v", c.line, err)
+			must.Be(t, err == nil, "%s: %v", c.line, err)
 			if strings.Contains(out, "TASK ") || strings.HasPrefix(out, "reassign") {
 				out = "" // a task log
 			}
@@ -80,7 +80,7 @@ func TestQmRefuses(t *testing.T) {
 		t.Run(line, func(t *testing.T) {
 			must.Bubble(t, func(t *testing.T) {
 				_, err := qmWorld(t).Run(strings.Fields(line))
-				must.Never(t, err == nil, "it did something")
+				must.Be(t, err != nil, "it did something")
 				must.Equal(t, "shellMessage", want, shellMessage(err))
 			})
 		})
@@ -99,14 +99,14 @@ func TestPveum(t *testing.T) {
 		"acl modify /vms --tokens a@pve!t --roles Small --propagate 0",
 	} {
 		out, err := l.Pveum(strings.Fields(line))
-		must.Never(t, err != nil || out != "", "%s: %q, %v", line, out, err)
+		must.Be(t, err == nil && out == "", "%s: %q, %v", line, out, err)
 	}
 	for _, propagate := range []string{"1", "0"} { // the same entry
 		must.Get(l.Pveum(strings.Fields("acl modify /vms --tokens a@pve!t --roles Small --propagate " + propagate)))(t)
 	}
 	out, err := l.Pveum(strings.Fields("user token add a@pve t --privsep 1"))
 	id, secret, _ := strings.Cut(strings.TrimPrefix(out, "full-tokenid "), "\nvalue ")
-	must.Never(t, err != nil || id != "a@pve!t" || l.World.VerifyToken(id, strings.TrimSpace(secret)) != nil, "%q, %v", out, err)
+	must.Be(t, err == nil && id == "a@pve!t" && l.World.VerifyToken(id, strings.TrimSpace(secret)) == nil, "%q, %v", out, err)
 	want := []world.ACL{{Path: "/", Who: "a@pve", Role: "Administrator", Propagate: true}, {Path: "/vms", Who: "a@pve!t", Role: "Small"}}
 	must.Equal(t, "ACLs", want, l.World.ACLs())
 	must.Do(t, l.World.Check(id, "/vms", "VM.PowerMgmt"))
@@ -124,6 +124,6 @@ func TestPveum(t *testing.T) {
 		"acl modify / --users a@pve --roles Big": "ACL update failed: role 'Big' does not exist",
 	} {
 		_, err := l.Pveum(strings.Fields(line))
-		must.Not(t, err == nil || err.Error() != want, "%s: %v, want %s", line, err, want)
+		must.Hold(t, err != nil && err.Error() == want, "%s: %v, want %s", line, err, want)
 	}
 }

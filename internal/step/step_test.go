@@ -363,7 +363,7 @@ func TestFailuresHaveTheCodeOfTheirStep(t *testing.T) {
 		err := run.Run(t.Context(), step.Step{ID: "root", Code: fault.ParkedHalf, Steps: func(context.Context) ([]step.Step, error) {
 			return []step.Step{c.child}, nil
 		}})
-		must.Not(t, fault.CodeOf(err) != c.want || fault.CodeOf(seen) != c.want,
+		must.Hold(t, fault.CodeOf(err) == c.want && fault.CodeOf(seen) == c.want,
 			"code %q, of the event %q, want %q", fault.CodeOf(err), fault.CodeOf(seen), c.want)
 	})
 }
@@ -388,7 +388,7 @@ func TestContextOfSteps(t *testing.T) {
 		},
 	}
 	err := r.Run(t.Context(), branch("roll", asks("asks"), does, leaf("late", work)))
-	must.Not(t, err == nil, "nothing failed")
+	must.Hold(t, err != nil, "nothing failed")
 	want := log{
 		"started roll",
 		"skipped roll/asks: asked in roll roll/asks",
@@ -458,10 +458,10 @@ func TestAhead(t *testing.T) {
 	must.Bubbles(t, cases, func(t *testing.T, c example) {
 		l := &diary{start: time.Now()}
 		err := (&step.Runner{Emit: l.see}).Run(t.Context(), c.root)
-		must.Not(t, (err != nil) != c.err, "error %v", err)
+		must.Hold(t, (err != nil) == c.err, "error %v", err)
 		have := "\n" + strings.ReplaceAll(strings.Join(l.lines, "\n"), " r/", " ") + "\n"
 		for want := range strings.SplitSeq(c.want, ";") {
-			must.Not(t, !strings.Contains(have, "\n"+want+"\n"), "no %q in:%s", want, have)
+			must.Hold(t, strings.Contains(have, "\n"+want+"\n"), "no %q in:%s", want, have)
 		}
 	})
 }
@@ -694,7 +694,7 @@ func TestOnceSharesErrors(t *testing.T) {
 	for range 2 {
 		must.Get(read(t.Context()))(t)
 	}
-	must.Not(t, reads != 3, "read %d times", reads)
+	must.Hold(t, reads == 3, "read %d times", reads)
 }
 
 func TestRunFailuresAmongSiblings(t *testing.T) {
@@ -838,7 +838,7 @@ func TestDeadlineIsAFailure(t *testing.T) {
 		defer cancel()
 		var r step.Runner
 		err := r.Run(ctx, branch("r", leaf("a", func(context.Context) error { time.Sleep(2 * second); return nil }), leaf("b", work)))
-		must.Not(t, !errors.Is(err, context.DeadlineExceeded) || fault.KindOf(err) != fault.Failed,
+		must.Hold(t, errors.Is(err, context.DeadlineExceeded) && fault.KindOf(err) == fault.Failed,
 			"err = %v of kind %v", err, fault.KindOf(err))
 	})
 }
@@ -850,7 +850,7 @@ func TestStopHoldsForLaterRuns(t *testing.T) {
 	r.Stop()
 	err := r.Run(t.Context(), leaf("a", work))
 	must.Equal(t, "events", log{"not started a"}, got)
-	must.Not(t, message(err) != "stopped; not started: a" || fault.KindOf(err) != fault.Interrupted,
+	must.Hold(t, message(err) == "stopped; not started: a" && fault.KindOf(err) == fault.Interrupted,
 		"err = %v of kind %v", err, fault.KindOf(err))
 }
 

@@ -105,12 +105,9 @@ func TestATurn(t *testing.T) {
 	if stages[2].Noted != "evicting web-1" || stages[4].Noted != "half" || stages[6].Noted != "no answer" || stages[5].Text != "it is there" {
 		t.Errorf("what they saw last: %+v", stages)
 	}
-	if len(s.Pulses) != 1 || s.Pulses[0].Ready() != 1 || s.Pulses[0].Etcd {
-		t.Errorf("pulses %+v", s.Pulses)
-	}
-	if len(s.Sessions) != 1 || !s.Sessions[0].Ended || s.Sessions[0].Version != "v1" || !s.Begins || s.Broken != 0 {
-		t.Errorf("sessions %+v, begins %t, %d broken", s.Sessions, s.Begins, s.Broken)
-	}
+	must.Hold(t, len(s.Pulses) == 1 && s.Pulses[0].Ready() == 1 && !s.Pulses[0].Etcd, "pulses %+v", s.Pulses)
+	must.Hold(t, len(s.Sessions) == 1 && s.Sessions[0].Ended && s.Sessions[0].Version == "v1" && s.Begins && s.Broken == 0,
+		"sessions %+v, begins %t, %d broken", s.Sessions, s.Begins, s.Broken)
 	if o, any := s.Longest(); !any || o.Node != "wk1" || o.Seconds() != 91 || o.Open {
 		t.Errorf("outage %+v", o)
 	}
@@ -168,9 +165,7 @@ func TestCutOffAndResumed(t *testing.T) {
 	if o, _ := s.Longest(); len(s.Outages()) != 1 || o.Open || o.Seconds() != 593 {
 		t.Errorf("outages %+v", s.Outages())
 	}
-	if len(s.Notes) != 1 || s.Notes[0].Text != "taking the claim over" {
-		t.Errorf("notes %+v", s.Notes)
-	}
+	must.Hold(t, len(s.Notes) == 1 && s.Notes[0].Text == "taking the claim over", "notes %+v", s.Notes)
 	if stages := s.Turns[0].Stages; !s.Turns[0].CutOff || s.Turns[1].CutOff || !stages[len(stages)-1].CutOff {
 		t.Errorf("what was cut off: %+v, %+v", s.Turns[0], s.Turns[1])
 	}
@@ -224,9 +219,8 @@ func TestLogsThatAreNotWhole(t *testing.T) {
 	}
 	must.Each(t, cases, func(t *testing.T, c example) {
 		s := read(t, c.files)
-		if len(s.Turns) != c.turns || s.Begins != c.begins || s.Broken != c.broken {
-			t.Errorf("%d turns, begins %t, %d broken", len(s.Turns), s.Begins, s.Broken)
-		}
+		must.Hold(t, len(s.Turns) == c.turns && s.Begins == c.begins && s.Broken == c.broken,
+			"%d turns, begins %t, %d broken", len(s.Turns), s.Begins, s.Broken)
 	})
 }
 
@@ -246,7 +240,5 @@ func TestGatesBehindANode(t *testing.T) {
 	if got := s.Turns[0].Stages[1]; got.Error != "ceph is not well" || len(got.Hints) != 1 {
 		t.Errorf("%+v", got)
 	}
-	if len(s.Turns) != 2 || s.Turns[1].Status != "not started" {
-		t.Errorf("turns %+v", s.Turns)
-	}
+	must.Hold(t, len(s.Turns) == 2 && s.Turns[1].Status == "not started", "turns %+v", s.Turns)
 }

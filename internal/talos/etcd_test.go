@@ -183,7 +183,7 @@ func TestEtcdSnapshot(t *testing.T) {
 		var b bytes.Buffer
 		c.write.Writer = &b
 		must.Fail(t, (&fakeNode{snapshot: c.send}).start(t).EtcdSnapshot(t.Context(), cpAddr, 0, c.write), c.err)
-		must.Not(t, b.String() != c.want, "%d bytes, want %d", b.Len(), len(c.want))
+		must.Hold(t, b.String() == c.want, "%d bytes, want %d", b.Len(), len(c.want))
 	})
 }
 
@@ -218,7 +218,7 @@ func TestChangesWantTheMachine(t *testing.T) {
 		for _, uuid := range []string{"", workerUUID} {
 			n := &fakeNode{version: "v1.13.9"}
 			err := change(t.Context(), n.start(t), uuid)
-			must.Not(t, fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), cpUUID) || n.done() != nil,
+			must.Hold(t, fault.KindOf(err) == fault.Refused && strings.Contains(err.Error(), cpUUID) && n.done() == nil,
 				"of %q: err = %v, done: %q", uuid, err, n.done())
 		}
 	})
@@ -248,7 +248,7 @@ func TestChanges(t *testing.T) {
 		n.answer = status.Error(codes.FailedPrecondition, "not now")
 		err := changes[name](ctx, client, cpUUID)
 		must.Fail(t, err, "not now")
-		must.Not(t, errors.Is(err, cluster.ErrLostAnswer), "a refusal counts as lost: %v", err)
+		must.Hold(t, !errors.Is(err, cluster.ErrLostAnswer), "a refusal counts as lost: %v", err)
 		n.hangs = name
 		start := time.Now()
 		must.FailIs(t, changes[name](ctx, client, cpUUID), cluster.ErrLostAnswer)
@@ -268,12 +268,12 @@ func TestEtcdThatDoesNotRun(t *testing.T) {
 			_, errStatus := c.EtcdStatus(t.Context(), cpAddr)
 			must.Pass(t, c.EtcdForfeit(t.Context(), cpAddr, cpUUID))
 			did := n.done()
-			must.Not(t, len(did) > 0, "it was asked for %q", did)
+			must.Hold(t, len(did) == 0, "it was asked for %q", did)
 			errSnapshot := c.EtcdSnapshot(t.Context(), cpAddr, 0, io.Discard)
 			must.Take(t, start, 0, time.Second)
 			for _, err := range []error{errMembers, errStatus, errSnapshot} {
 				hints := strings.Join(fault.Hints(err), "\n")
-				must.Not(t, err == nil || !strings.Contains(err.Error(), "etcd does not run on it: the service is "+state) || !strings.Contains(hints, "service etcd") || strings.Contains(hints, "restarted"),
+				must.Hold(t, err != nil && strings.Contains(err.Error(), "etcd does not run on it: the service is "+state) && strings.Contains(hints, "service etcd") && !strings.Contains(hints, "restarted"),
 					"err = %v; hints: %s", err, hints)
 			}
 		}
@@ -289,7 +289,7 @@ func TestEtcdThatHangs(t *testing.T) {
 		must.Fail(t, err, "gave up after 15s: list etcd's members")
 		must.Equal(t, "took", etcdReadTimeout, time.Since(start))
 		hints := strings.Join(fault.Hints(err), "\n")
-		must.Not(t, !strings.Contains(hints, "its etcd does not") || strings.Contains(hints, "restarted"), "hints: %s", hints)
+		must.Hold(t, strings.Contains(hints, "its etcd does not") && !strings.Contains(hints, "restarted"), "hints: %s", hints)
 	})
 }
 
@@ -312,7 +312,7 @@ func TestEtcdRecover(t *testing.T) {
 		start := time.Now()
 		err := c.node.start(t).EtcdRecover(t.Context(), cpAddr, cpUUID, c.file)
 		must.Fail(t, err, c.err)
-		must.Not(t, !errors.Is(err, c.is) && c.is != nil, "err = %v, want %v", err, c.is)
+		must.Hold(t, errors.Is(err, c.is) || c.is == nil, "err = %v, want %v", err, c.is)
 		must.Take(t, start, 0, snapshotSilence)
 		must.Equal(t, "done", c.want, strings.Join(c.node.done(), " "))
 	})
@@ -331,7 +331,7 @@ func TestEtcdBootstrapTellsWhyNot(t *testing.T) {
 	}, func(t *testing.T, c row) {
 		n := &fakeNode{answer: c.answer}
 		err := n.start(t).EtcdBootstrap(t.Context(), cpAddr, cpUUID, cluster.EtcdCopy)
-		must.Not(t, fault.KindOf(err) != c.kind || c.is != nil && !errors.Is(err, c.is) || !strings.Contains(err.Error(), status.Convert(c.answer).Message()),
+		must.Hold(t, fault.KindOf(err) == c.kind && (c.is == nil || errors.Is(err, c.is)) && strings.Contains(err.Error(), status.Convert(c.answer).Message()),
 			"err = %v", err)
 		must.Equal(t, "done", []string{"bootstrap true true"}, n.done())
 	})
@@ -349,7 +349,7 @@ func TestEtcdService(t *testing.T) {
 		must.Equal(t, "state, last event, error", []any{"Failed", "it is too late", nil}, []any{state, last, err})
 		n.services = n.services[:1]
 		_, _, err = c.EtcdService(t.Context(), cpAddr)
-		must.Not(t, err == nil, "no error without etcd")
+		must.Hold(t, err != nil, "no error without etcd")
 	})
 }
 
@@ -357,7 +357,7 @@ func TestEndpoints(t *testing.T) {
 	t.Parallel()
 	c := &Client{endpoints: []string{"127.42.7.12", "localhost", "fd00::1", "127.42.7.11:50000", "[fd00::2]", "127.42.7.11:6443"}}
 	got, err := c.Endpoints(t.Context())
-	must.Not(t, err != nil || len(got) != 5 || got[0] != netip.MustParseAddr("127.42.7.12") || !got[1].IsLoopback() || got[2] != netip.MustParseAddr("fd00::1") || got[3] != netip.MustParseAddr("127.42.7.11") || got[4] != netip.MustParseAddr("fd00::2"),
+	must.Hold(t, err == nil && len(got) == 5 && got[0] == netip.MustParseAddr("127.42.7.12") && got[1].IsLoopback() && got[2] == netip.MustParseAddr("fd00::1") && got[3] == netip.MustParseAddr("127.42.7.11") && got[4] == netip.MustParseAddr("fd00::2"),
 		"%v, %v", got, err)
 	c.endpoints = c.endpoints[5:]
 	must.Fail(t, must.Err(c.Endpoints(t.Context())), "endpoint 127.42.7.11:6443 of the talosconfig: port 6443")
@@ -638,7 +638,7 @@ func TestNewRefuses(t *testing.T) {
 		check := func(name string, o Options, want string) {
 			_, err := New(o)
 			must.Fail(t, err, want)
-			must.Not(t, strings.Contains(fmt.Sprint(err), "secret"), "%s: err = %v", name, err)
+			must.Hold(t, !strings.Contains(fmt.Sprint(err), "secret"), "%s: err = %v", name, err)
 		}
 		for name, c := range cases {
 			check(name, c.o, c.want)
@@ -665,7 +665,7 @@ func TestOnce(t *testing.T) {
 	must.FailIs(t, must.Err(dial(t.Context(), "a")), net.ErrClosed)
 	must.Pass(t, must.Err(dial(t.Context(), "a")))
 	_, err := dial(t.Context(), "a")
-	must.Not(t, !errors.Is(err, errConnectionLost) || dialed != 2, "third: err = %v after %d attempts", err, dialed)
+	must.Hold(t, errors.Is(err, errConnectionLost) && dialed == 2, "third: err = %v after %d attempts", err, dialed)
 }
 
 func TestRedact(t *testing.T) {
@@ -725,7 +725,7 @@ func TestForeignTextIsOneLine(t *testing.T) {
 	}, func(t *testing.T, c row) {
 		text := c.ask(t, c.node.start(t))
 		must.Contain(t, "text", text, "bad", "fake line")
-		must.Not(t, strings.ContainsAny(text, "\x1b\a\r\n\u202e\u2028\x7f"), "%q", text)
+		must.Hold(t, !strings.ContainsAny(text, "\x1b\a\r\n\u202e\u2028\x7f"), "%q", text)
 	})
 }
 
@@ -740,7 +740,7 @@ func TestExpires(t *testing.T) {
 	t.Parallel()
 	c := must.Get(talosapi.NewCluster("lab", "https://127.42.7.1:6443", "v1.13.9", "v1.35.4"))(t)
 	left := time.Until(Expires(must.Get(c.Talosconfig(role.Admin, "127.42.7.31"))(t)))
-	must.Not(t, left < time.Hour, "it ends in %s", left)
+	must.Hold(t, left >= time.Hour, "it ends in %s", left)
 	for _, none := range []string{"][", "context: gone\n", "context: a\ncontexts: {a: {endpoints: [127.42.7.31]}}\n"} {
 		must.Equal(t, none, time.Time{}, Expires([]byte(none)))
 	}

@@ -76,7 +76,7 @@ func TestEncryption(t *testing.T) {
 	}
 	for name, config := range map[string]string{"no YAML": "a: [s3cret", "not as Talos has it": "kind: VolumeConfig\nencryption: {keys: s3cret}\n"} {
 		err := must.Err(encryptionOf(config))
-		must.Not(t, err == nil || strings.Contains(err.Error(), "s3cret"), "%s: err = %v", name, err)
+		must.Hold(t, err != nil && !strings.Contains(err.Error(), "s3cret"), "%s: err = %v", name, err)
 	}
 }
 
@@ -206,7 +206,7 @@ func TestClaimFactory(t *testing.T) {
 	want := &observe.FactoryClaim{SchematicID: "cafe", Flavor: "Image Factory", URL: "https://factory.example"}
 	must.Equal(t, "factory", want, got.Factory)
 	err := claimFactory(t.Context(), machineWith(t), &none)
-	must.Not(t, none.Factory != nil || err != nil, "none: %+v, %v", none.Factory, err)
+	must.Hold(t, none.Factory == nil && err == nil, "none: %+v, %v", none.Factory, err)
 }
 
 // TestClaimCmdline: of a command line only recast's own argument is kept.
@@ -253,9 +253,9 @@ func TestBlankMachineBecomesNode(t *testing.T) {
 			cmpopts.IgnoreFields(cluster.Machine{}, "BootID", "Hostname"), cmpopts.IgnoreFields(cluster.MachineDisk{}, "BusPath"),
 			cmpopts.IgnoreFields(cluster.RunningSystem{}, "Cmdline"), cmpopts.IgnoreFields(cluster.Volume{}, "PartitionUUID", "FilesystemUUID"),
 		}
-		must.Not(t, must.Get(cluster.ReadCompared(ctx, c, cpAddr))(t).FromISO, "a disk counts as an ISO")
+		must.Hold(t, !must.Get(cluster.ReadCompared(ctx, c, cpAddr))(t).FromISO, "a disk counts as an ISO")
 		must.Equal(t, "blank machine", want, blank.Machine, ignore)
-		must.Not(t, blank.Volumes[0].PartitionUUID == "" || blank.Volumes[0].FilesystemUUID == "" || blank.Disks[0].BusPath != "/pci0000:00/0000:00:0a.0/virtio2",
+		must.Hold(t, blank.Volumes[0].PartitionUUID != "" && blank.Volumes[0].FilesystemUUID != "" && blank.Disks[0].BusPath == "/pci0000:00/0000:00:0a.0/virtio2",
 			"not identified: %+v, %+v", blank.Volumes, blank.Disks)
 
 		config := l.config(talosapi.Machine{Hostname: "other", Installer: "old"})
@@ -263,10 +263,10 @@ func TestBlankMachineBecomesNode(t *testing.T) {
 		must.Do(t, c.ApplyConfig(ctx, workerAddr, strings.ToUpper(workerUUID), patched))
 		node := await(t, func() (cluster.Machine, error) { return cluster.ReadMachine(ctx, c, workerAddr) },
 			func(m cluster.Machine) bool { return m.Stage == "running" && m.Ready && m.BootEntry != "" })
-		must.Not(t, node.FromISO, "an installed system runs from an ISO")
+		must.Hold(t, !node.FromISO, "an installed system runs from an ISO")
 		// In maintenance mode Talos reports it since 1.14.
-		must.Not(t, node.BootID == "" || blank.BootID != "", "boot ID before %q, after %q", blank.BootID, node.BootID)
-		must.Not(t, node.Hostname != "wk1" || node.SystemDisk != "vda" || node.InstallImage != installer || node.ControlPlane,
+		must.Hold(t, node.BootID != "" && blank.BootID == "", "boot ID before %q, after %q", blank.BootID, node.BootID)
+		must.Hold(t, node.Hostname == "wk1" && node.SystemDisk == "vda" && node.InstallImage == installer && !node.ControlPlane,
 			"node = %+v", node)
 		checkParts(t, c, node)
 		i := len(node.Volumes) - 1
@@ -274,7 +274,7 @@ func TestBlankMachineBecomesNode(t *testing.T) {
 		data.ID, data.Phase, data.Mount = "EPHEMERAL", "ready", "/var"
 		must.Equal(t, "data volume", data, node.Volumes[i])
 		stored, err := c.MachineConfig(ctx, workerAddr)
-		must.Not(t, err != nil || !bytes.Equal(stored, patched),
+		must.Hold(t, err == nil && bytes.Equal(stored, patched),
 			"stored configuration has %d bytes, applied were %d; err = %v", len(stored), len(patched), err)
 		members := await(t, func() ([]cluster.Member, error) { return c.Members(ctx) }, func(m []cluster.Member) bool { return len(m) == 2 })
 		wantMembers := []cluster.Member{
@@ -299,15 +299,15 @@ func checkParts(t *testing.T, c *Client, node cluster.Machine) {
 	must.Equal(t, "arrived whole", node, must.Get(cluster.ReadArrivedWhole(ctx, c, workerAddr))(t), cmpopts.IgnoreFields(cluster.Machine{}, "Addresses"))
 	first, errFirst := cluster.ReadForPlan(ctx, c, workerAddr)
 	completed, err := first.Complete(ctx, c, workerAddr)
-	must.Not(t, errFirst != nil || err != nil || first.Volumes != nil || !cmp.Equal(node, completed, cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{})),
+	must.Hold(t, errFirst == nil && err == nil && first.Volumes == nil && cmp.Equal(node, completed, cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{})),
 		"completed (-machine +completed): %v, %v\n%s", errFirst, err, cmp.Diff(node, completed, cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{})))
 	must.Equal(t, "install image", node.InstallImage, must.Get(c.InstallImage(ctx, workerAddr))(t))
-	must.Not(t, node.InstallImage == "", "no install image")
+	must.Hold(t, node.InstallImage != "", "no install image")
 	must.Equal(t, "identity", cluster.MachineIdentity{UUID: node.UUID, Nodename: node.Nodename}, must.Get(cluster.ReadIdentity(ctx, c, workerAddr))(t))
 	for _, addr := range []netip.Addr{cpAddr, workerAddr} {
 		all, errAll := c.Kubernetes(ctx, addr)
 		images, err := c.KubernetesImages(ctx, addr)
-		must.Not(t, errAll != nil || err != nil || images.UUID != all.UUID || images.Images != all.Images || images.Images.Kubelet == "",
+		must.Hold(t, errAll == nil && err == nil && images.UUID == all.UUID && images.Images == all.Images && images.Images.Kubelet != "",
 			"images %+v of %+v: %v, %v", images, all, err, errAll)
 	}
 }
@@ -334,11 +334,11 @@ func TestApplyConfigRefuses(t *testing.T) {
 		}
 		for name, cs := range cases {
 			err := c.ApplyConfig(ctx, cs.addr, cs.uuid, cs.config)
-			must.Not(t, err == nil || !strings.Contains(err.Error(), cs.want) || fault.KindOf(err) != cs.kind || !strings.HasPrefix(err.Error(), cs.addr.String()),
+			must.Hold(t, err != nil && strings.Contains(err.Error(), cs.want) && fault.KindOf(err) == cs.kind && strings.HasPrefix(err.Error(), cs.addr.String()),
 				"%s: err = %v (kind %d)", name, err, fault.KindOf(err))
-			must.Not(t, err != nil && strings.Contains(err.Error(), secret), "%s: a secret is in %v", name, err)
+			must.Hold(t, err == nil || !strings.Contains(err.Error(), secret), "%s: a secret is in %v", name, err)
 		}
-		must.Not(t, !l.maintenance(c, workerAddr).Disks[0].Blank, "the disk is no longer blank")
+		must.Hold(t, l.maintenance(c, workerAddr).Disks[0].Blank, "the disk is no longer blank")
 	})
 }
 
@@ -366,7 +366,7 @@ func TestApplyConfigLosesItsAnswer(t *testing.T) {
 func TestReaderComparesTheRest(t *testing.T) {
 	inLab(t, func(t *testing.T, l *lab, admin *Client) {
 		whole, err := cluster.ReadCompared(t.Context(), admin, cpAddr)
-		must.Not(t, err != nil || whole.ConfigHidden || whole.InstallImage == "", "as os:admin: %+v, %v", whole, err)
+		must.Hold(t, err == nil && !whole.ConfigHidden && whole.InstallImage != "", "as os:admin: %+v, %v", whole, err)
 		got := must.Get(cluster.ReadCompared(t.Context(), l.client(role.Reader), cpAddr))(t)
 		whole.ConfigHidden, whole.InstallImage, whole.Configs, whole.Encryption, whole.NextBoot = true, "", cluster.Configs{}, nil, ""
 		must.Equal(t, "as os:reader", whole, got)
@@ -409,7 +409,7 @@ func TestReadErrors(t *testing.T) {
 			}
 			for _, want := range c.want {
 				_, after, found := strings.Cut(rest, want)
-				must.Not(t, !found, "%s: %q lacks %q", name, c.got, want)
+				must.Hold(t, found, "%s: %q lacks %q", name, c.got, want)
 				rest = after
 			}
 			if hints := strings.Join(fault.Hints(c.got), "; "); !strings.Contains(hints, c.hint) || strings.Contains(rest, "rpc error") {

@@ -78,7 +78,7 @@ func TestPatchGenerated(t *testing.T) {
 					}
 					must.Equal(t, "hostname", "wk1", cfg.NetworkHostnameConfig().Hostname())
 					changed := changedLines(config, patched)
-					must.Not(t, changed > 9, "%d lines differ", changed)
+					must.Hold(t, changed <= 9, "%d lines differ", changed)
 					must.Equal(t, "second patch", string(patched), string(patch(t, patched)))
 				})
 			}
@@ -151,7 +151,7 @@ func TestPatchByHand(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			got := string(patch(t, []byte(fmt.Sprintf(handWritten, c.machine)+c.docs+tail)))
-			must.Not(t, !strings.HasSuffix(got, tail), "the untouched document changed")
+			must.Hold(t, strings.HasSuffix(got, tail), "the untouched document changed")
 			want := any(nil)
 			decode(t, fill.Replace(fmt.Sprintf(handWritten, c.wantMachine)), &want)
 			head, docs, _ := strings.Cut(strings.TrimSuffix(got, tail), "\n---\n")
@@ -247,7 +247,7 @@ func TestPatchRefuses(t *testing.T) {
 	}, func(t *testing.T, c row) {
 		got, err := new(Client).PatchConfig(c.config, c.patch)
 		must.FailAs(t, err, fault.Refused, c.want)
-		must.Not(t, got != nil, "%d bytes", len(got))
+		must.Hold(t, got == nil, "%d bytes", len(got))
 	})
 }
 
@@ -289,7 +289,7 @@ func TestPatchRefusesWhatIsNewer(t *testing.T) {
 		p := wanted
 		p.Talos = c.reader
 		_, err := new(Client).PatchConfig(c.config, p)
-		must.Not(t, (err == nil) != (c.want == "") || err != nil && (!strings.Contains(err.Error(), c.want) || fault.KindOf(err) != fault.Refused || len(fault.Hints(err)) != 1),
+		must.Hold(t, (err == nil) == (c.want == "") && (err == nil || strings.Contains(err.Error(), c.want) && fault.KindOf(err) == fault.Refused && len(fault.Hints(err)) == 1),
 			"err = %v, want %q", err, c.want)
 	})
 	must.Pass(t, must.Err(new(Client).PatchConfig(scheduler, cluster.ConfigPatch{Installer: installer, Talos: "v1.13.3", Runs: true})))
@@ -311,7 +311,7 @@ func TestErrorsHideValues(t *testing.T) {
 				secretLines = append(secretLines, value)
 			}
 		}
-		must.Not(t, len(secretLines) < 5, "%s: only %d secrets in the configuration", version, len(secretLines))
+		must.Hold(t, len(secretLines) >= 5, "%s: only %d secrets in the configuration", version, len(secretLines))
 		failed := 0
 		lines := strings.SplitAfter(string(config), "\n")
 		for i, line := range lines {
@@ -333,16 +333,16 @@ func TestErrorsHideValues(t *testing.T) {
 			}
 			failed++
 			text := strings.Join(append(fault.Hints(err), fmt.Sprintf("%v %+v %#v", err, err, err)), " ")
-			must.Not(t, strings.Contains(text, canary[:8]), "%s: %q is exposed in: %v", version, instead, err)
+			must.Hold(t, !strings.Contains(text, canary[:8]), "%s: %q is exposed in: %v", version, instead, err)
 			for _, secret := range secretLines {
-				must.Not(t, strings.Contains(text, secret), "%s: %q exposes a secret in: %v", version, instead, err)
+				must.Hold(t, !strings.Contains(text, secret), "%s: %q exposes a secret in: %v", version, instead, err)
 			}
 		}
-		must.Not(t, failed < 40/every, "%s: only %d of the broken configurations were refused", version, failed)
+		must.Hold(t, failed >= 40/every, "%s: only %d of the broken configurations were refused", version, failed)
 	}
 	secret := cluster.Secret(canary)
 	text := fmt.Sprintf("%v %+v %#v %s %q", secret, secret, secret, secret, secret)
-	must.Not(t, strings.Contains(text, canary), "a Secret prints as %s", text)
+	must.Hold(t, !strings.Contains(text, canary), "a Secret prints as %s", text)
 }
 
 var kubernetesImages = cluster.KubernetesImages{
@@ -371,7 +371,7 @@ func TestPatchKubernetesGenerated(t *testing.T) {
 					}
 				}
 				n := strings.Count(patched, ":v1.36.1")
-				must.Not(t, patched != want || n != images, "%d images, got\n%s", n, patched)
+				must.Hold(t, patched == want && n == images, "%d images, got\n%s", n, patched)
 				must.Equal(t, "again", patched, mustPatch(t, patched, p))
 			})
 		}
@@ -400,9 +400,9 @@ func TestPatchKubernetesKeeps(t *testing.T) {
 		"no version":          {kubelet, "ghcr.io/siderolabs/kubelet:latest", ""},
 	}, func(t *testing.T, c row) {
 		edited := strings.Replace(config, c.old, c.fresh, 1)
-		must.Not(t, edited == config, "it has no %q", c.old)
+		must.Hold(t, edited != config, "it has no %q", c.old)
 		patched, err := new(Client).PatchConfig(cluster.Secret(edited), cluster.ConfigPatch{Kubernetes: kubernetesImages})
-		must.Not(t, (err != nil) != (c.want == "") || !strings.Contains(string(patched), c.want),
+		must.Hold(t, (err != nil) == (c.want == "") && strings.Contains(string(patched), c.want),
 			"%v, want %q in\n%s", err, c.want, patched)
 	})
 }
@@ -422,9 +422,9 @@ func TestConfigpatcher(t *testing.T) {
 	}
 	got := must.Get(apply(config))(t)
 	for text, is := range map[string]bool{"type: worker": true, "# a worker": false, "version: \"\"": true, "certSANs: []": true, "wwid: x": true, "type: nvme": true} {
-		must.Not(t, strings.Contains(got, text) != is, "has %q: %t, in:\n%s", text, !is, got)
+		must.Hold(t, strings.Contains(got, text) == is, "has %q: %t, in:\n%s", text, !is, got)
 	}
-	must.Not(t, must.Err(apply(config+"---\napiVersion: v1alpha1\nkind: LaterConfig\n")) == nil,
+	must.Hold(t, must.Err(apply(config+"---\napiVersion: v1alpha1\nkind: LaterConfig\n")) != nil,
 		"it takes a document of a kind that it does not know")
 }
 
@@ -434,18 +434,18 @@ func TestInPlace(t *testing.T) {
 	inLab(t, func(t *testing.T, l *lab, c *Client) {
 		ctx := t.Context()
 		before := l.running(c, cpAddr)
-		must.Not(t, before.NextBoot == "" || before.NextBoot != before.BootEntry,
+		must.Hold(t, before.NextBoot != "" && before.NextBoot == before.BootEntry,
 			"booted %q, next %q", before.BootEntry, before.NextBoot)
 		var said []string
 		say := func(line string) { said = append(said, line) }
-		must.Not(t, !must.Get(c.PullInstaller(ctx, cpAddr, cpUUID, nextInstaller, say))(t) || len(said) == 0, "unsupported, or said %q", said)
-		must.Not(t, must.Get(c.Install(ctx, cpAddr, cpUUID, nextInstaller, "", say))(t), "it reboots")
+		must.Hold(t, must.Get(c.PullInstaller(ctx, cpAddr, cpUUID, nextInstaller, say))(t) && len(said) != 0, "unsupported, or said %q", said)
+		must.Hold(t, !must.Get(c.Install(ctx, cpAddr, cpUUID, nextInstaller, "", say))(t), "it reboots")
 		pending := l.running(c, cpAddr)
-		must.Not(t, pending.BootEntry != before.BootEntry || pending.NextBoot == before.NextBoot || pending.NextBoot != strings.ToLower(pending.NextBoot),
+		must.Hold(t, pending.BootEntry == before.BootEntry && pending.NextBoot != before.NextBoot && pending.NextBoot == strings.ToLower(pending.NextBoot),
 			"installed: booted %q, next %q", pending.BootEntry, pending.NextBoot)
 		must.Do(t, c.Reboot(ctx, cpAddr, cpUUID, ""))
 		upgraded := l.rebooted(c, before.BootID)
-		must.Not(t, upgraded.BootEntry != pending.NextBoot || upgraded.NextBoot != pending.NextBoot || upgraded.Schematic.ID != "beef",
+		must.Hold(t, upgraded.BootEntry == pending.NextBoot && upgraded.NextBoot == pending.NextBoot && upgraded.Schematic.ID == "beef",
 			"upgraded: booted %q, next %q, schematic %s", upgraded.BootEntry, upgraded.NextBoot, upgraded.Schematic.ID)
 		must.Do(t, c.Rollback(ctx, cpAddr, cpUUID))
 		back := l.rebooted(c, upgraded.BootID)
@@ -469,10 +469,10 @@ func TestReplaceConfig(t *testing.T) {
 		patched = append(patched, "---\napiVersion: v1alpha1\nkind: VolumeConfig\nname: EPHEMERAL\nencryption:\n  provider: luks2\n  keys:\n    - {slot: 0, tpm: {}, lockToState: true}\n"...)
 		must.Do(t, c.ReplaceConfig(ctx, cpAddr, cpUUID, patched))
 		stored, err := c.MachineConfig(ctx, cpAddr)
-		must.Not(t, err != nil || !bytes.Equal(stored, patched),
+		must.Hold(t, err == nil && bytes.Equal(stored, patched),
 			"stored configuration differs from the applied one; err = %v", err)
 		now := l.running(c, cpAddr)
-		must.Not(t, now.InstallImage != nextInstaller || now.BootID != before.BootID || before.Encryption != nil,
+		must.Hold(t, now.InstallImage == nextInstaller && now.BootID == before.BootID && before.Encryption == nil,
 			"before %+v, after %+v", before, now)
 		encrypted := []cluster.Encryption{{Volume: "EPHEMERAL", Keys: []string{"tpm"}, LockToState: true}}
 		must.Equal(t, "encryption", encrypted, now.Encryption)
@@ -487,21 +487,21 @@ func TestEtcdOfTheLab(t *testing.T) {
 		want := []cluster.EtcdMember{{Name: "cp1", Peers: []string{"https://127.42.7.11:2380"}}}
 		must.Equal(t, "members", want, members, cmpopts.IgnoreFields(cluster.EtcdMember{}, "ID"))
 		status, err := c.EtcdStatus(ctx, cpAddr)
-		must.Not(t, err != nil || status.MemberID != members[0].ID || status.Leader != members[0].ID || status.Version == "" || status.DBBytes == 0 || status.Errors != nil,
+		must.Hold(t, err == nil && status.MemberID == members[0].ID && status.Leader == members[0].ID && status.Version != "" && status.DBBytes != 0 && status.Errors == nil,
 			"status = %+v, err = %v", status, err)
 		var whole bytes.Buffer
 		must.Fail(t, c.EtcdSnapshot(ctx, cpAddr, 42, &whole), "answers there now, not 2a")
 		must.Equal(t, "bytes of another member", 0, whole.Len())
 		must.Pass(t, c.EtcdSnapshot(ctx, cpAddr, 0, &whole))
-		must.Not(t, whole.Len() == 0, "an empty snapshot")
+		must.Hold(t, whole.Len() != 0, "an empty snapshot")
 		must.Fail(t, c.EtcdForfeit(ctx, cpAddr, cpUUID), "only one member")
 		l.fw.BreakEtcd(9000, talosapi.EtcdFault{NoSpace: true, Snapshot: talosapi.SnapshotBroken})
 		status, err = c.EtcdStatus(ctx, cpAddr)
-		must.Not(t, err != nil || !strings.Contains(strings.Join(status.Errors, "; "), "alarm NOSPACE on member cp1"),
+		must.Hold(t, err == nil && strings.Contains(strings.Join(status.Errors, "; "), "alarm NOSPACE on member cp1"),
 			"status = %+v, err = %v", status, err)
 		var part bytes.Buffer
 		err = c.EtcdSnapshot(ctx, cpAddr, 0, &part)
-		must.Not(t, err == nil || part.Len() >= whole.Len(), "broken snapshot of %d of %d bytes, err = %v", part.Len(), whole.Len(), err)
+		must.Hold(t, err != nil && part.Len() < whole.Len(), "broken snapshot of %d of %d bytes, err = %v", part.Len(), whole.Len(), err)
 	})
 }
 
@@ -529,14 +529,14 @@ func TestMaintenanceOfEachRelease(t *testing.T) {
 			TalosVersion: want.version, Arch: want.arch, Platform: "nocloud", FromISO: true,
 			Schematic: cluster.SchematicEntry{ID: "cafe", YAML: image().SchematicYAML},
 		}, got)
-		must.Not(t, m.UUID != workerUUID || len(m.Disks) != 1 || !m.Disks[0].Blank || (m.BootID != "") != want.bootID || len(m.Fingerprint) != 44,
+		must.Hold(t, m.UUID == workerUUID && len(m.Disks) == 1 && m.Disks[0].Blank && (m.BootID != "") == want.bootID && len(m.Fingerprint) == 44,
 			"%+v", m)
 		config := l.config(talosapi.Machine{Hostname: "wk1.lab.internal", Installer: installer, InstallSerial: "recast-1"})
 		must.Do(t, c.ApplyConfig(t.Context(), workerAddr, workerUUID, config))
 		running := l.running(c, workerAddr)
 		must.Equal(t, "names", []string{"wk1", "wk1"}, []string{running.Hostname, running.Nodename})
 		members := must.Get(c.Members(t.Context()))(t)
-		must.Not(t, len(members) != 2 || members[1].Nodename != "wk1", "members %+v", members)
+		must.Hold(t, len(members) == 2 && members[1].Nodename == "wk1", "members %+v", members)
 	})
 }
 
@@ -579,12 +579,12 @@ func TestFiles(t *testing.T) {
 		reader := l.client(role.Reader)
 		must.Fail(t, must.Err(read(ctx, reader, name, 23)), "it takes a talosconfig with the role os:admin to read a node's files: our talosconfig may not: not authorized")
 		err := c.Files(ctx, cpAddr, workerUUID, func(context.Context, cluster.MachineFiles) error { return errors.New("it looked") })
-		must.Not(t, fault.KindOf(err) != fault.Refused || !strings.HasSuffix(err.Error(), "none of its files was read"),
+		must.Hold(t, fault.KindOf(err) == fault.Refused && strings.HasSuffix(err.Error(), "none of its files was read"),
 			"another machine: %v", err)
 		err = c.Files(ctx, netip.MustParseAddr("127.42.7.99"), cpUUID, func(ctx context.Context, files cluster.MachineFiles) error {
 			return files.Read(ctx, name, 1, io.Discard)
 		})
-		must.Not(t, err == nil || errors.Is(err, cluster.ErrNotFound), "a missing machine is not one without files: %v", err)
+		must.Hold(t, err != nil && !errors.Is(err, cluster.ErrNotFound), "a missing machine is not one without files: %v", err)
 	})
 }
 
@@ -664,7 +664,7 @@ func TestTakenByNetworkErrors(t *testing.T) {
 		}})
 		began := time.Now()
 		by, err := way.Taken(t.Context(), netip.MustParseAddr("127.42.7.98"))
-		must.Not(t, (by != "") != c.taken || (err != nil) != c.unknown || c.unknown && !strings.Contains(err.Error(), "check whether 127.42.7.98") || len(fault.Hints(err)) == 0 && c.unknown,
+		must.Hold(t, (by != "") == c.taken && (err != nil) == c.unknown && (!c.unknown || strings.Contains(err.Error(), "check whether 127.42.7.98")) && (len(fault.Hints(err)) != 0 || !c.unknown),
 			"%q, %v, hints %q", by, err, fault.Hints(err))
 		must.Take(t, began, 0, 10*time.Second)
 	})
@@ -706,7 +706,7 @@ func TestConfigEffect(t *testing.T) {
 		"a document of a later Talos":  {wanted: append(slices.Clip(old), "---\napiVersion: v1alpha1\nkind: TeleportConfig\nname: x\n"...), unknown: []string{"TeleportConfig of v1alpha1"}},
 	}, func(t *testing.T, tc row) {
 		got, err := (&Client{}).ConfigEffect(old, tc.wanted)
-		must.Not(t, err != nil || !slices.Equal(got.Identity, tc.identity) || !slices.Equal(got.Reboot, tc.reboot) || !slices.Equal(got.Unknown, tc.unknown),
+		must.Hold(t, err == nil && slices.Equal(got.Identity, tc.identity) && slices.Equal(got.Reboot, tc.reboot) && slices.Equal(got.Unknown, tc.unknown),
 			"%+v, %v", got, err)
 	})
 	for keys, want := range map[string]cluster.Encryption{
@@ -763,12 +763,12 @@ func TestFilesOfTwoRoles(t *testing.T) {
 		}
 		for text, want := range map[string]bool{string(runs): true, string(same): true, string(other): false} {
 			trusted, known, err := m.TrustedCA(cluster.Secret(text))
-			must.Not(t, trusted != want || !known || err != nil, "%v: trusted %v, known %v, %v", contract, trusted, known, err)
+			must.Hold(t, trusted == want && known && err == nil, "%v: trusted %v, known %v, %v", contract, trusted, known, err)
 		}
 	}
 	m.config.Contexts["c"].CA = ""
 	_, known, err := m.TrustedCA(nil)
-	must.Not(t, known || err != nil, "a talosconfig without a CA: %v, %v", known, err)
+	must.Hold(t, !known && err == nil, "a talosconfig without a CA: %v, %v", known, err)
 }
 
 func TestKubeletGates(t *testing.T) {
@@ -778,7 +778,7 @@ func TestKubeletGates(t *testing.T) {
 		Config: map[string]any{"featureGates": map[string]any{"C": true}},
 	})
 	want := []string{"A=true", "B=false", "C"}
-	must.Not(t, !slices.Equal(got, want), "%q, want %q", got, want)
+	must.Hold(t, slices.Equal(got, want), "%q, want %q", got, want)
 }
 
 // TestSameConfig: the formatting of a configuration does not matter.

@@ -268,14 +268,14 @@ func TestSelectorsOfPartitions(t *testing.T) {
 	} {
 		for id, document := range documentsThatSelect(expr) {
 			got := selectors(t, document, selectingMachine("vda"))
-			must.Not(t, len(got) != 1 || got[0].ID != id || got[0].Kind != cluster.ForPartition || !slices.Equal(got[0].Found, want.Found) || got[0].System != want.System || got[0].Unknown != "" || got[0].Broken != want.Broken,
+			must.Hold(t, len(got) == 1 && got[0].ID == id && got[0].Kind == cluster.ForPartition && slices.Equal(got[0].Found, want.Found) && got[0].System == want.System && got[0].Unknown == "" && got[0].Broken == want.Broken,
 				"%s, %s: %+v, want %+v", id, expr, got, want)
 		}
 	}
 	for expr, unknown := range map[string]bool{`!system_disk`: true, `system_disk && disk.transport == "nvme"`: false, `disk.size > 1u * MB`: false} {
 		for id, document := range documentsThatSelect(expr) {
 			got := selectors(t, document, selectingMachine(""))
-			must.Not(t, (got[0].Unknown != "") != unknown || got[0].Broken != "", "%s, %s, before it is installed: %+v", id, expr, got)
+			must.Hold(t, (got[0].Unknown != "") == unknown && got[0].Broken == "", "%s, %s, before it is installed: %+v", id, expr, got)
 		}
 	}
 }
@@ -316,7 +316,7 @@ func TestSelectorsOfOtherKinds(t *testing.T) {
 		"an unattended installation": {document: fmt.Sprintf(installing, `disk.serial == "serial-vda"`), kind: cluster.ForInstall, found: []string{"vda"}, system: "vda"},
 	} {
 		got := selectors(t, tc.document, selectingMachine("vda"))
-		must.Not(t, len(got) != 1 || got[0].Kind != tc.kind || !slices.Equal(got[0].Found, tc.found) || got[0].System != tc.system || (got[0].Broken == "") != (tc.broken == "") || !strings.Contains(got[0].Broken, tc.broken) || got[0].Unknown != "",
+		must.Hold(t, len(got) == 1 && got[0].Kind == tc.kind && slices.Equal(got[0].Found, tc.found) && got[0].System == tc.system && (got[0].Broken == "") == (tc.broken == "") && strings.Contains(got[0].Broken, tc.broken) && got[0].Unknown == "",
 			"%s: %+v", name, got)
 	}
 	for _, document := range []string{"kind: UserVolumeConfig\nname: data\nvolumeType: directory\n", "kind: VolumeConfig\nname: EPHEMERAL\nprovisioning: {maxSize: 5GiB}\n", fmt.Sprintf(inMain, "install: {disk: /dev/sda}")} {
@@ -324,7 +324,7 @@ func TestSelectorsOfOtherKinds(t *testing.T) {
 	}
 	arrays := fmt.Sprintf(aSelector, "UserVolumeConfig", "data", `disk.dev_path == "/dev/md127"`) + "---\napiVersion: v1alpha1\n" + fmt.Sprintf(aMember, "RAIDArrayConfig", "level: raid1\n", "disk.size > 1u")
 	got := selectors(t, arrays, selectingMachine("vda"))
-	must.Not(t, got[0].Unknown == "", "an array that the same configuration makes: %+v", got)
+	must.Hold(t, got[0].Unknown != "", "an array that the same configuration makes: %+v", got)
 }
 
 // TestSelectorsWithoutAMachine are unknown, not without a match.
@@ -336,7 +336,7 @@ func TestSelectorsWithoutAMachine(t *testing.T) {
 	}
 	text := strings.Join(documents, "---\n")
 	got, err := (&Client{}).Selectors(t.Context(), netip.Addr{}, false, []byte(text), "v1.14.1")
-	must.Not(t, err != nil || len(got) != 8 || slices.ContainsFunc(got, func(s cluster.DiskSelector) bool { return s.Unknown == "" }),
+	must.Hold(t, err == nil && len(got) == 8 && !slices.ContainsFunc(got, func(s cluster.DiskSelector) bool { return s.Unknown == "" }),
 		"%v, %+v", err, got)
 	got = must.Get((&Client{}).Selectors(t.Context(), netip.Addr{}, false, []byte(text), "v1.13.9"))(t)
 	must.Equal(t, "selectors as Talos 1.13 reads it", 4, len(got))
@@ -373,7 +373,7 @@ func TestSystemVolumesByConfiguration(t *testing.T) {
 			"another one's":   {mainDocument + fmt.Sprintf(systemPartition, "EPHEMERAL", "maxSize: 5GiB"), "v1.14.1", "directory"},
 		} {
 			got := configVolumes(t, tc.text, tc.talos)[id]
-			must.Not(t, got.Type != tc.want || got.Document != "VolumeConfig "+id, "%s, %s: %+v", id, name, got)
+			must.Hold(t, got.Type == tc.want && got.Document == "VolumeConfig "+id, "%s, %s: %+v", id, name, got)
 		}
 	}
 }
@@ -432,6 +432,6 @@ func TestEncryptionByConfiguration(t *testing.T) {
 		was, is := configVolumes(t, tc.was, "v1.14.1")["EPHEMERAL"].Encryption, configVolumes(t, tc.is, "v1.14.1")["EPHEMERAL"].Encryption
 		must.Equal(t, name, tc.opens, is.Opens(was, nil))
 		shown := fmt.Sprint(was, is)
-		must.Not(t, strings.Contains(shown, "hush") || slices.Contains([]string{was.Keys[0], is.Keys[0]}, "x"), "%s shows %s", name, shown)
+		must.Hold(t, !strings.Contains(shown, "hush") && !slices.Contains([]string{was.Keys[0], is.Keys[0]}, "x"), "%s shows %s", name, shown)
 	}
 }

@@ -86,17 +86,17 @@ func TestLogsAreBounded(t *testing.T) {
 		}
 	}
 	write(0, 3000)
-	must.Not(t, len(s.pending) > maxPending || !bytes.HasSuffix(s.pending, line(2999)) || len(s.pending)%len(line(0)) != 0,
+	must.Hold(t, len(s.pending) <= maxPending && bytes.HasSuffix(s.pending, line(2999)) && len(s.pending)%len(line(0)) == 0,
 		"%d bytes wait for a run", len(s.pending))
 	s.begin(dir)
 	write(3000, 30000)
 	s.close()
 	older, newest := read(t, filepath.Join(dir, story.OlderLogName)), read(t, filepath.Join(dir, story.LogName))
-	must.Not(t, len(older) > maxLog || len(newest) > maxLog || !strings.HasSuffix(newest, string(line(29999))),
+	must.Hold(t, len(older) <= maxLog && len(newest) <= maxLog && strings.HasSuffix(newest, string(line(29999))),
 		"logs of %d and %d bytes", len(older), len(newest))
 	all := older + newest
 	first := 30000 - len(all)/len(line(0))
-	must.Not(t, first < 3000 || !strings.HasPrefix(all, string(line(first))),
+	must.Hold(t, first >= 3000 && strings.HasPrefix(all, string(line(first))),
 		"the logs begin with %.8s and have %d lines", all, len(all)/len(line(0)))
 }
 
@@ -108,11 +108,11 @@ func TestALogThatCanNotBeWritten(t *testing.T) {
 	tele.Began("run", filepath.Join(t.TempDir(), "gone"))
 	tele.log.Info("a line")
 	tele.End(ctx, 0, nil)
-	must.Not(t, len(warned) != 2 || !strings.HasPrefix(warned[0], "logging stopped: ") || !strings.HasPrefix(warned[1], "the run has no log: "),
+	must.Hold(t, len(warned) == 2 && strings.HasPrefix(warned[0], "logging stopped: ") && strings.HasPrefix(warned[1], "the run has no log: "),
 		"warned of %q", warned)
 	for _, o := range []Options{{LogFile: t.TempDir() + "/no/log"}, {MetricsFile: t.TempDir() + "/no/metrics"}} {
 		_, _, err := Start(t.Context(), o)
-		must.Not(t, fault.KindOf(err) != fault.Config, "%+v: %v", o, err)
+		must.Hold(t, fault.KindOf(err) == fault.Config, "%+v: %v", o, err)
 	}
 }
 
@@ -141,7 +141,7 @@ func TestWantsTraces(t *testing.T) {
 			env[key] = value
 		}
 		got, err := wantsTraces(func(key string) string { return env[key] })
-		must.Not(t, got != c.want || (err != nil) != c.failed, "%t, %v", got, err)
+		must.Hold(t, got == c.want && (err != nil) == c.failed, "%t, %v", got, err)
 	})
 }
 
@@ -199,7 +199,7 @@ func TestChangesAreLogged(t *testing.T) {
 	}
 	tele.End(ctx, 0, nil)
 	text := read(t, path)
-	must.Not(t, strings.Contains(text, secret), "a secret is logged:\n%s", text)
+	must.Hold(t, !strings.Contains(text, secret), "a secret is logged:\n%s", text)
 	var got []string
 	for line := range strings.Lines(text) {
 		var l map[string]any
@@ -289,7 +289,7 @@ func TestNilTelemetry(t *testing.T) {
 	tele.Rolled(pipeline.Report{}, ui.Fared{})
 	tele.Examined(checkup.Result{})
 	tele.End(t.Context(), 0, nil)
-	must.Not(t, run.Emit != nil || run.Context != nil || tele.HTTP("x") != nil || tele.GRPC("x") != nil,
+	must.Hold(t, run.Emit == nil && run.Context == nil && tele.HTTP("x") == nil && tele.GRPC("x") == nil,
 		"something is wrapped")
 }
 
@@ -327,7 +327,7 @@ func TestMetricsIntoAPipe(t *testing.T) {
 	must.Equal(t, "type", os.ModeNamedPipe, must.Get(os.Lstat(path))(t).Mode().Type())
 	got := make([]byte, 64<<10)
 	n, err := r.Read(got)
-	must.Not(t, err != nil || !strings.Contains(string(got[:n]), "# TYPE recast_"), "it holds %q, %v", got[:n], err)
+	must.Hold(t, err == nil && strings.Contains(string(got[:n]), "# TYPE recast_"), "it holds %q, %v", got[:n], err)
 }
 
 // TestStepsAreCountedByKind: neither branches nor names of nodes are kinds.
@@ -399,9 +399,7 @@ func fires(t *testing.T, expr string, metrics map[string]float64, now time.Time)
 	t.Helper()
 	holds := func(text string) bool {
 		m := comparison.FindStringSubmatch(text)
-		if m == nil {
-			t.Fatalf("%q is not a comparison that this test knows", text)
-		}
+		must.Be(t, m != nil, "%q is not a comparison that this test knows", text)
 		limit, _ := strconv.ParseFloat(m[5], 64) // digits
 		if m[6] != "" {
 			limit *= 3600

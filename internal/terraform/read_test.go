@@ -70,9 +70,7 @@ func TestDisksOfTelmate(t *testing.T) {
 			t.Parallel()
 			doc := must.Get(terraform.Read("x", state(`{"address":"proxmox_vm_qemu.a","mode":"managed","type":"proxmox_vm_qemu","values":{"id":"pve2/qemu/101","name":"a",`+tc.values+`}}`)))(t)
 			vm := doc.VMs[0]
-			if vm.VMID != 101 || vm.Host != "pve2" {
-				t.Errorf("VM %d on %q, by the ID", vm.VMID, vm.Host)
-			}
+			must.Hold(t, vm.VMID == 101 && vm.Host == "pve2", "VM %d on %q, by the ID", vm.VMID, vm.Host)
 			must.Equal(t, "value", tc.want, vm.Disks)
 		})
 	}
@@ -133,9 +131,8 @@ func FuzzRead(f *testing.F) {
 			return
 		}
 		for _, threat := range threats {
-			if threat.Prevents() == "" || len(threat.Loses) == 0 {
-				t.Errorf("%+v: nothing is lost, or nothing prevents it", threat)
-			}
+			must.Hold(t, threat.Prevents() != "" && len(threat.Loses) != 0,
+				"%+v: nothing is lost, or nothing prevents it", threat)
 		}
 	})
 }

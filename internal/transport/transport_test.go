@@ -46,7 +46,7 @@ func TestAnswerEnds(t *testing.T) {
 			t.Errorf("after %s: %v, want %v", time.Since(begun), err, tc.want)
 		}
 		err := body.Close()
-		must.Not(t, err != nil || ctx.Err() == nil, "closed: %v, the exchange ended: %t", err, ctx.Err() != nil)
+		must.Hold(t, err == nil && ctx.Err() != nil, "closed: %v, the exchange ended: %t", err, ctx.Err() != nil)
 	})
 }
 
@@ -68,7 +68,7 @@ func TestBoundedDial(t *testing.T) {
 		ours, theirs := net.Pipe()
 		dial := BoundedDial(func(ctx context.Context, _, _ string) (net.Conn, error) {
 			left, ok := ctx.Deadline()
-			must.Not(t, !ok || time.Until(left) != time.Second, "the attempt to connect has no limit")
+			must.Hold(t, ok && time.Until(left) == time.Second, "the attempt to connect has no limit")
 			return ours, nil
 		}, time.Second, time.Minute)
 		conn := must.Get(dial(t.Context(), "tcp", "pve1:8006"))(t)
@@ -85,7 +85,7 @@ func TestBoundedDial(t *testing.T) {
 		}
 		begun := time.Now()
 		_, err := conn.Write(make([]byte, 256<<10))
-		must.Not(t, (err == nil) != tc.whole || time.Since(begun) != tc.took, "after %s: %v", time.Since(begun), err)
+		must.Hold(t, (err == nil) == tc.whole && time.Since(begun) == tc.took, "after %s: %v", time.Since(begun), err)
 		begun = time.Now()
 		if _, err := conn.Write([]byte("close alert")); !tc.whole && (!errors.Is(err, os.ErrDeadlineExceeded) || time.Since(begun) != 0) {
 			t.Errorf("once it is dead: %v after %s", err, time.Since(begun))

@@ -35,9 +35,7 @@ func TestExplain(t *testing.T) {
 			hint := strings.Join(fault.Hints(got), "; ")
 			must.Hold(t, got.Error() == c.err.Error() && ok == (c.hint != "") && strings.HasPrefix(hint, c.hint),
 				"%v, %t, hint %q; want %q", got, ok, hint, c.hint)
-			if ok && fault.CodeOf(got) != fault.TLS {
-				t.Errorf("code %s", fault.CodeOf(got))
-			}
+			must.Hold(t, !ok || fault.CodeOf(got) == fault.TLS, "code %s", fault.CodeOf(got))
 		})
 	}
 }

@@ -255,9 +255,7 @@ func run(t *testing.T) (string, Fared) {
 	var out bytes.Buffer
 	p := NewProgress(&out)
 	r := &step.Runner{Emit: p.Emit}
-	if err := r.Run(t.Context(), rollSteps(r.Note)); err == nil {
-		t.Error("the roll did not fail")
-	}
+	must.Hold(t, r.Run(t.Context(), rollSteps(r.Note)) != nil, "the roll did not fail")
 	return out.String(), p.Fared()
 }
 

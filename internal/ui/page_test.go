@@ -146,13 +146,10 @@ func TestJUnitIsReadable(t *testing.T) {
 		case xml.StartElement:
 			name := token.Name.Local
 			rule, known := junitRules[name]
-			if len(stack) > 0 && !slices.Contains(junitRules[stack[len(stack)-1]].below, name) || !known {
-				t.Errorf("%s may not be in %v", name, stack)
-			}
+			must.Hold(t, (len(stack) == 0 || slices.Contains(junitRules[stack[len(stack)-1]].below, name)) && known,
+				"%s may not be in %v", name, stack)
 			for _, a := range token.Attr {
-				if !slices.Contains(rule.attrs, a.Name.Local) {
-					t.Errorf("%s may not have %s", name, a.Name.Local)
-				}
+				must.Hold(t, slices.Contains(rule.attrs, a.Name.Local), "%s may not have %s", name, a.Name.Local)
 			}
 			stack = append(stack, name)
 			counts[name]++
@@ -330,9 +327,7 @@ func stringsOf(v reflect.Value) (out []string) {
 func requireWords(t *testing.T, text string, words any, texts ...string) {
 	t.Helper()
 	all := stringsOf(reflect.ValueOf(words))
-	if len(all) < 5 {
-		t.Fatalf("only %q", all)
-	}
+	must.Be(t, len(all) >= 5, "only %q", all)
 	for _, word := range all {
 		must.Contain(t, "the text", spaced(text), spaced(word))
 	}
@@ -605,9 +600,7 @@ func TestSchemasFitWhatIsPrinted(t *testing.T) {
 				t.Errorf("%s: %v", name, err)
 			}
 		}
-		if err := schema.Validate(map[string]any{"cluster": 1}); err == nil {
-			t.Errorf("%s fits anything", name)
-		}
+		must.Hold(t, schema.Validate(map[string]any{"cluster": 1}) != nil, "%s fits anything", name)
 	}
 }
 

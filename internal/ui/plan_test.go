@@ -274,9 +274,7 @@ func TestEveryFormHasEveryFact(t *testing.T) {
 			must.Contain(t, "the Markdown", md.String(), escape(f.Text))
 		}
 	}
-	if facts < 15 {
-		t.Errorf("only %d facts", facts)
-	}
+	must.Hold(t, facts >= 15, "only %d facts", facts)
 }
 
 func TestAfterPlan(t *testing.T) {

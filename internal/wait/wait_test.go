@@ -119,8 +119,8 @@ func (c untilCase) check(t *testing.T) {
 	start := time.Now()
 	err := wait.Until(ctx, w, c.look)
 	took := time.Since(start)
-	must.Not(t, took != c.took, "took %s, want %s", took, c.took)
-	must.Not(t, message(err) != c.err || !errors.Is(err, c.is), "err = %v, want %q", err, c.err)
+	must.Hold(t, took == c.took, "took %s, want %s", took, c.took)
+	must.Hold(t, message(err) == c.err && errors.Is(err, c.is), "err = %v, want %q", err, c.err)
 	must.Equal(t, "seen", c.seen, seen)
 }
 
@@ -198,7 +198,7 @@ func TestUntilWatches(t *testing.T) {
 		must.Do(t, err)
 		must.Equal(t, "looked", want, got)
 		must.Equal(t, "begun", 3, begun)
-		must.Not(t, time.Since(start) < 80*time.Second, "the wait did not wait for its watch to end")
+		must.Hold(t, time.Since(start) >= 80*time.Second, "the wait did not wait for its watch to end")
 	})
 }
 
@@ -214,7 +214,7 @@ func TestUntilWatchesThatEnd(t *testing.T) {
 			looked++
 			return looked > 100 || time.Since(start) >= 10*time.Second, "", nil
 		})
-		must.Not(t, err != nil || looked > 33, "%d looks in %s: %v", looked, time.Since(start), err)
+		must.Hold(t, err == nil && looked <= 33, "%d looks in %s: %v", looked, time.Since(start), err)
 	})
 }
 
@@ -226,7 +226,7 @@ func TestUntilContextCause(t *testing.T) {
 		defer time.AfterFunc(24*time.Hour, func() { cancel(lost) }).Stop()
 		err := wait.Until(ctx, wait.For{Name: "VM off", Every: time.Minute}, looks(answer{seen: "running"}))
 		want := "VM off: gave up after 24h0m0s; last seen: running: claim lost"
-		must.Not(t, message(err) != want || !errors.Is(err, lost), "err = %v, want %q", err, want)
+		must.Hold(t, message(err) == want && errors.Is(err, lost), "err = %v, want %q", err, want)
 	})
 }
 
@@ -241,11 +241,11 @@ func TestAll(t *testing.T) {
 		began := time.Now()
 		err := wait.All(asks(2*time.Second, errors.New("first")), asks(3*time.Second, nil), asks(time.Second, errors.New("last")))
 		took := time.Since(began)
-		must.Not(t, took != 3*time.Second || err == nil || err.Error() != "first\nlast", "%v after %s", err, took)
+		must.Hold(t, took == 3*time.Second && err != nil && err.Error() == "first\nlast", "%v after %s", err, took)
 		must.Do(t, errors.Join(wait.All(asks(0, nil), asks(0, nil)), wait.Stop(nil)))
 		var answer int
 		var later error
 		must.Do(t, wait.All(wait.Aside(&later, wait.Into(&answer, func() (int, error) { return 7, errors.New("later") }))))
-		must.Not(t, answer != 7 || later == nil, "%d, %v", answer, later)
+		must.Hold(t, answer == 7 && later != nil, "%d, %v", answer, later)
 	})
 }

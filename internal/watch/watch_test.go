@@ -105,9 +105,7 @@ func TestWatchAnotherMachinesRun(t *testing.T) {
 	b.logs(-3600)
 	b.looks(0)
 	b.looks(1)
-	if b.here.ID != "" {
-		t.Fatalf("draws run %s", b.here.ID)
-	}
+	must.Be(t, b.here.ID == "", "draws run %s", b.here.ID)
 	b.wants(strings.Join(b.text, "\n"), "held by run r2 ")
 	b.wants(b.Leaving(), "run r2 continues")
 
@@ -117,11 +115,11 @@ func TestWatchAnotherMachinesRun(t *testing.T) {
 	claim.Beat = 2
 	b.looks(110)
 	said := b.looked(b.now) + b.Leaving()
-	must.Not(t, strings.Contains(said, "stood still"), "it lives: %s", said)
+	must.Hold(t, !strings.Contains(said, "stood still"), "it lives: %s", said)
 
 	b.logs(111) // someone continues it here
 	b.looks(112)
-	must.Not(t, b.here.ID != runHere, "draws run %q", b.here.ID)
+	must.Hold(t, b.here.ID == runHere, "draws run %q", b.here.ID)
 }
 
 // A holder on this machine that is stopped is suspended, whether its run was started beside this recast.yaml or not.
@@ -164,7 +162,7 @@ func TestWatchWithoutClaim(t *testing.T) {
 
 	must.Do(t, b.run.Finish("done"))
 	last := b.looks(120)
-	must.Not(t, last != "run "+runHere+": done" || b.gone() != last, "says %q, and to who leaves %q", last, b.gone())
+	must.Hold(t, last == "run "+runHere+": done" && b.gone() == last, "says %q, and to who leaves %q", last, b.gone())
 }
 
 // While Proxmox does not answer, the heartbeat is unknown, and the run does not count as dead.

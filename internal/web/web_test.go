@@ -196,9 +196,8 @@ func TestGuard(t *testing.T) {
 		if policy := w.Header().Get("Content-Security-Policy"); !strings.HasPrefix(policy, "default-src 'none'") || !strings.Contains(policy, "frame-ancestors 'none'") {
 			t.Errorf("policy %q", policy)
 		}
-		if c.want == 403 && (len(w.Result().Cookies()) > 0 || strings.Contains(w.Body.String(), v.site.frame.Base)) {
-			t.Errorf("it gives something away: %s", w.Body)
-		}
+		must.Hold(t, c.want != 403 || len(w.Result().Cookies()) == 0 && !strings.Contains(w.Body.String(), v.site.frame.Base),
+			"it gives something away: %s", w.Body)
 	})
 }
 
@@ -268,9 +267,7 @@ func TestServe(t *testing.T) {
 		}
 	}
 	cancel()
-	if err := <-served; err != nil {
-		t.Error(err)
-	}
+	must.Pass(t, <-served)
 }
 
 // One is read at a time, in the order in which they were asked for, each at most once more.
@@ -347,9 +344,7 @@ func TestReadingsAfterSleep(t *testing.T) {
 		ext  time.Duration
 		loc  *time.Location
 	})(unsafe.Pointer(&read.At)).ext += 8 * time.Hour
-	if time.Since(read.At) > time.Minute {
-		t.Fatal("it did not sleep")
-	}
+	must.Be(t, time.Since(read.At) <= time.Minute, "it did not sleep")
 	must.Equal(t, "read", "8h0m ago", age(read.At))
 	if r.askIfOlder("status", time.Minute); !r.get("status").busy() {
 		t.Error("it is not read again")
@@ -396,13 +391,9 @@ func TestForeignText(t *testing.T) {
 		for _, path := range []string{"", "plan", "run", "nodes/wk1", "nodes/" + "%22%3E%3Cscript%3Ealert(1)%3C%2Fscript%3E"} {
 			page := v.page(path)
 			for _, wrong := range []string{"<script>", "<img", "\x1b", "\u202e", "5ec0ffee"} {
-				if strings.Contains(page, wrong) {
-					t.Errorf("%q has %q:\n%s", path, wrong, page)
-				}
+				must.Hold(t, !strings.Contains(page, wrong), "%q has %q:\n%s", path, wrong, page)
 			}
-			if path != "nodes/wk1" && !strings.Contains(page, "&lt;script&gt;") {
-				t.Errorf("%q lacks the text", path)
-			}
+			must.Hold(t, path == "nodes/wk1" || strings.Contains(page, "&lt;script&gt;"), "%q lacks the text", path)
 		}
 	})
 }
@@ -534,9 +525,7 @@ func TestRunbookPages(t *testing.T) {
 			}
 		}
 	}
-	if links < 20 {
-		t.Errorf("only %d links", links)
-	}
+	must.Hold(t, links >= 20, "only %d links", links)
 }
 
 // A run of another machine is looked at again now and then, one that is followed here is not.
@@ -594,17 +583,14 @@ func TestTheLastRunIsTheSameEverywhere(t *testing.T) {
 			}
 		}
 		all, problems := runs.All(past.Options{})
-		if len(problems) > 0 {
-			t.Fatal(problems)
-		}
+		must.Be(t, len(problems) == 0, "%v", problems)
 		must.Equal(t, "history", last, ui.HistoryOf(all, nil, 0, o.Log, o.Hide).Runs[0].ID)
 		if run, err := runs.Find("", past.Options{}); err != nil || run.ID != last {
 			t.Errorf("report: %s, %v", run.ID, err)
 		}
 		status, err := pipeline.Status(t.Context(), o.Project, pipeline.StatusSources{Proxmox: noVMs{}})
-		if err != nil || status.LastRun == nil || status.LastRun.ID != last || !status.LastRun.Elsewhere {
-			t.Errorf("status: %+v, %v", status.LastRun, err)
-		}
+		must.Hold(t, err == nil && status.LastRun != nil && status.LastRun.ID == last && status.LastRun.Elsewhere,
+			"status: %+v, %v", status.LastRun, err)
 		if order, sure := runs.Order([]planning.Replacing{{Run: first}, {Run: last}}); order[0].Run != last || !sure {
 			t.Errorf("undo: %v, %t", order, sure)
 		}
@@ -666,9 +652,7 @@ func limited(b *testing.B, mostMiB float64, f func()) {
 	runtime.ReadMemStats(&after)
 	got := float64(after.TotalAlloc-before.TotalAlloc) / float64(n) / (1 << 20)
 	b.ReportMetric(got, "MiB")
-	if got > mostMiB {
-		b.Errorf("it allocates %.1f MiB, more than %.0f", got, mostMiB)
-	}
+	must.Hold(b, got <= mostMiB, "it allocates %.1f MiB, more than %.0f", got, mostMiB)
 }
 
 // large are the options of a cluster with many nodes, all of them stale, and many runs.

@@ -64,9 +64,8 @@ func TestLayouts(t *testing.T) {
 			res := must.Get(adopt.Adopt(document(t, tc.from), o))(t)
 			file := filepath.Join(o.Dir, "recast.yaml")
 			c := must.Get(config.Load(file, config.Options{}))(t)
-			if len(c.Nodes) != len(res.Nodes) || len(c.Nodes) < 2 {
-				t.Errorf("recast.yaml has %d nodes, and %d were found", len(c.Nodes), len(res.Nodes))
-			}
+			must.Hold(t, len(c.Nodes) == len(res.Nodes) && len(c.Nodes) >= 2,
+				"recast.yaml has %d nodes, and %d were found", len(c.Nodes), len(res.Nodes))
 			text := must.Get(os.ReadFile(file))(t)
 			var blocks strings.Builder
 			for _, k := range res.Keep {
@@ -113,9 +112,8 @@ func TestUnanswered(t *testing.T) {
 		o := tc.o
 		o.Dir, o.Name = t.TempDir(), "recast.yaml"
 		_, err := adopt.Adopt(document(t, tc.from), o)
-		if err == nil || fault.KindOf(err) != fault.Config || len(fault.Hints(err)) == 0 {
-			t.Fatalf("err = %v, hints %q", err, fault.Hints(err))
-		}
+		must.Be(t, err != nil && fault.KindOf(err) == fault.Config && len(fault.Hints(err)) != 0,
+			"err = %v, hints %q", err, fault.Hints(err))
 		must.Fail(t, err, tc.want...)
 		there, _ := os.ReadDir(o.Dir)
 		must.Equal(t, "files written", 0, len(there))
@@ -131,9 +129,8 @@ func TestModulesAreNotMerged(t *testing.T) {
 	must.Fail(t, must.Err(adopt.Adopt(doc, o)), "4 modules")
 	o.Only, o.Cluster = []string{`module.cluster["lab"]`}, "lab"
 	res, err := adopt.Adopt(doc, o)
-	if err != nil || len(res.Nodes) != 2 || res.Nodes[0].Name != "lab-cp1" || res.Nodes[0].Role != "" {
-		t.Errorf("%v, err = %v", res.Nodes, err)
-	}
+	must.Hold(t, err == nil && len(res.Nodes) == 2 && res.Nodes[0].Name == "lab-cp1" && res.Nodes[0].Role == "",
+		"%v, err = %v", res.Nodes, err)
 }
 
 // TestMachinesOfOmniAreRefused: joined by a document of the configuration, or by a kernel argument.
@@ -181,9 +178,8 @@ func TestNoSecretIsShown(t *testing.T) {
 	t.Parallel()
 	res := must.Get(adopt.Adopt(document(t, "bpg-talos"), answers(func(*adopt.Options) {})))(t)
 	for _, f := range res.Files {
-		if strings.Contains(string(f.Content), "abc.secret") {
-			t.Errorf("%s has the token of the machine configuration:\n%s", f.Name, f.Content)
-		}
+		must.Hold(t, !strings.Contains(string(f.Content), "abc.secret"),
+			"%s has the token of the machine configuration:\n%s", f.Name, f.Content)
 	}
 }
 
@@ -298,9 +294,7 @@ func TestCheck(t *testing.T) {
 			t.Parallel()
 			v := must.Get(adopt.Check(wanted(), planOf(t, tc.kind, tc.actions, tc.before, tc.after, tc.more), nil))(t)
 			if tc.want == "" {
-				if len(v.Threats) > 0 || v.Err() != nil || len(v.Managed) != 1 {
-					t.Fatalf("%+v", v)
-				}
+				must.Be(t, len(v.Threats) == 0 && v.Err() == nil && len(v.Managed) == 1, "%+v", v)
 				return
 			}
 			if len(v.Threats) != 1 || fault.KindOf(v.Err()) != fault.Refused {
@@ -327,9 +321,7 @@ func TestWhatPreventsARemoval(t *testing.T) {
 	})
 	doc := must.Get(terraform.Read("plan.json", text))(t)
 	v, err := adopt.Check(wanted(), doc, nil)
-	if err != nil || len(v.Threats) != 3 {
-		t.Fatalf("%+v, %v", v, err)
-	}
+	must.Be(t, err == nil && len(v.Threats) == 3, "%+v, %v", v, err)
 	if got := v.Threats[0]; got.Prevents != "terraform state rm 'proxmox_virtual_environment_vm.this[\"wk1\"]'\n" || got.Because != "delete because each key" {
 		t.Errorf("%+v", got)
 	}
@@ -353,9 +345,7 @@ func TestCheckRefuses(t *testing.T) {
 		must.FailAs(t, must.Err(adopt.Check(wanted(), doc, nil)), fault.Config)
 	})
 	v, err := adopt.Check(&config.Config{Nodes: []config.Node{{Name: "x", VMID: 4711}}}, document(t, "bpg-count-clone"), nil)
-	if err != nil || v.Err() != nil || len(v.Managed) != 0 {
-		t.Errorf("a plan without nodes: %+v, %v", v, err)
-	}
+	must.Hold(t, err == nil && v.Err() == nil && len(v.Managed) == 0, "a plan without nodes: %+v, %v", v, err)
 }
 
 // planned is a change of a resource of one node.
@@ -520,9 +510,8 @@ func TestOutages(t *testing.T) {
 				{4, home, counts},
 			} {
 				err := check(c.most, c.nodes...).Err()
-				if (err != nil) != c.refused || err != nil && fault.KindOf(err) != fault.Refused {
-					t.Errorf("%v, and %d may be out: %v", c.nodes, c.most, err)
-				}
+				must.Hold(t, (err != nil) == c.refused && (err == nil || fault.KindOf(err) == fault.Refused),
+					"%v, and %d may be out: %v", c.nodes, c.most, err)
 			}
 		})
 	}

@@ -100,9 +100,8 @@ func TestRunningHere(t *testing.T) {
 	j := must.Get(journal.Open(p.Dir, journal.Options{Run: "r1"}))(t)
 	defer j.Close()
 	r, here, err := p.Running()
-	if !here || err != nil || r.ID != "r1" || r.Dir != filepath.Join(p.Dir, "r1") || r.Plan != nil {
-		t.Errorf("%+v, %t, %v", r, here, err)
-	}
+	must.Hold(t, here && err == nil && r.ID == "r1" && r.Dir == filepath.Join(p.Dir, "r1") && r.Plan == nil,
+		"%+v, %t, %v", r, here, err)
 	must.Do(t, j.Put("plan", planning.Plan{Cluster: "c1", TotalSeconds: 60}))
 	if r, here, err = p.Running(); !here || err != nil || r.Plan == nil || r.Plan.TotalSeconds != 60 {
 		t.Errorf("%+v, %t, %v", r, here, err)
@@ -158,18 +157,15 @@ func TestOrderOfRuns(t *testing.T) {
 			write(t, r)
 		}
 		got, sure := r.Order([]planning.Replacing{{Run: first, At: c.at[0]}, {Run: second, At: c.at[1]}})
-		if got[0].Run != c.last || sure != c.sure {
-			t.Errorf("%v, sure: %t", got, sure)
-		}
+		must.Hold(t, got[0].Run == c.last && sure == c.sure, "%v, sure: %t", got, sure)
 		if one, sure := r.Order(got[:1]); !sure || len(one) != 1 {
 			t.Errorf("of one run: %v, %t", one, sure)
 		}
 	})
 	none := Runs{Dir: t.TempDir()}
 	got, sure := none.Order([]planning.Replacing{{Run: "20261120-0300-aaaa"}, {Run: "20261121-0421-3f2a", At: at}})
-	if sure || got[0].Run != "20261121-0421-3f2a" {
-		t.Errorf("one time is not recorded, and the IDs are a day apart: %v, %t", got, sure)
-	}
+	must.Hold(t, !sure && got[0].Run == "20261121-0421-3f2a",
+		"one time is not recorded, and the IDs are a day apart: %v, %t", got, sure)
 	if began := journal.RunBegan(first); !began.Equal(at.Truncate(time.Minute)) {
 		t.Error(began)
 	}
@@ -250,9 +246,7 @@ func TestShare(t *testing.T) {
 	var names []string
 	for _, file := range filesIn(t, r.Dirs[0]) {
 		text, err := os.ReadFile(filepath.Join(r.Dirs[0], file))
-		if err != nil || strings.Contains(string(text), "hunter2") {
-			t.Errorf("%s: %s, %v", file, text, err)
-		}
+		must.Hold(t, err == nil && !strings.Contains(string(text), "hunter2"), "%s: %s, %v", file, text, err)
 		names = append(names, file)
 	}
 	must.Equal(t, "what is shared", []string{"RUN", "about.json", "before.lock", "hooks~beforerun~1.json", "log.jsonl", "plan.json", "recast.lock", "record", "wk1~took.json"}, names)
@@ -292,9 +286,7 @@ func TestARunOfTwoMachines(t *testing.T) {
 	}
 	for name, m := range map[string]Sharing{"the first": ci, "the second": laptop, "another": other} {
 		runs, problems := fetched(t, m).All(Options{})
-		if len(runs) != 1 || len(problems) > 0 {
-			t.Fatalf("%s: %d runs, %q", name, len(runs), problems)
-		}
+		must.Be(t, len(runs) == 1 && len(problems) == 0, "%s: %d runs, %q", name, len(runs), problems)
 		r := runs[0]
 		node, seconds := r.Longest()
 		done, planned := r.Counted()
@@ -368,9 +360,7 @@ func TestFetchIsCareful(t *testing.T) {
 		m := machine(t, s)
 		var warned []string
 		must.Do(t, m.Fetch(t.Context(), 0, func(text string) { warned = append(warned, text) }))
-		if len(warned) != 1 || !strings.Contains(warned[0], tc.want) {
-			t.Errorf("warnings %q, want %q", warned, tc.want)
-		}
+		must.Hold(t, len(warned) == 1 && strings.Contains(warned[0], tc.want), "warnings %q, want %q", warned, tc.want)
 		if runs, problems := m.Runs.All(Options{}); len(runs) != 1 || len(problems) > 0 {
 			t.Errorf("%d runs, %q", len(runs), problems)
 		}

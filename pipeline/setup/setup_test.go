@@ -117,9 +117,7 @@ func TestMoveIn(t *testing.T) {
 	write(dir, "a", "old a")
 	write(stage, "a", "new a")
 	write(stage, "b", "new b")
-	if err := moveIn(stage, dir, []string{"a", "b", "c"}); err == nil {
-		t.Error("c, which is not there, was moved")
-	}
+	must.Hold(t, moveIn(stage, dir, []string{"a", "b", "c"}) != nil, "c, which is not there, was moved")
 	must.Equal(t, "after a failure", []string{"old a", ""}, []string{read("a"), read("b")})
 	write(stage, "c", "new c")
 	must.Do(t, moveIn(stage, dir, []string{"a", "b", "c"}))
@@ -202,9 +200,8 @@ func TestVMIDs(t *testing.T) {
 			return tc.answer, q.Check(tc.answer)
 		}}
 		err := in.vmids(t.Context())
-		if !strings.HasPrefix(asked, tc.asked) || tc.asked == "" && asked != "" {
-			t.Errorf("it asks %q, want %q", asked, tc.asked)
-		}
+		must.Hold(t, strings.HasPrefix(asked, tc.asked) && (tc.asked != "" || asked == ""),
+			"it asks %q, want %q", asked, tc.asked)
 		if tc.err != "" {
 			if !strings.Contains(fmt.Sprint(err), tc.err) || tc.given != "5-7" && !strings.Contains(strings.Join(fault.Hints(err), "\n"), "--vmids: ") {
 				t.Errorf("err = %v %q, want %q", err, fault.Hints(err), tc.err)
@@ -243,9 +240,7 @@ func TestSayable(t *testing.T) {
 		tc.change(&in)
 		err := in.sayable()
 		if tc.said == "" {
-			if err != nil {
-				t.Errorf("%s: %v", name, err)
-			}
+			must.Hold(t, err == nil, "%s: %v", name, err)
 			continue
 		}
 		said := fmt.Sprint(err)
@@ -326,9 +321,8 @@ func TestReached(t *testing.T) {
 		in.src.Ask = func(context.Context, Question) (string, error) { return tc.answer, nil }
 		err := in.reached(t.Context())
 		if tc.err != "" {
-			if !strings.Contains(fmt.Sprint(err), tc.err) || strings.Contains(fmt.Sprint(err), "hush") {
-				t.Errorf("%s: %v; want %q", name, err, tc.err)
-			}
+			must.Hold(t, strings.Contains(fmt.Sprint(err), tc.err) && !strings.Contains(fmt.Sprint(err), "hush"),
+				"%s: %v; want %q", name, err, tc.err)
 			continue
 		}
 		must.Pass(t, err)

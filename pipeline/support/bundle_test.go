@@ -182,9 +182,8 @@ func TestBundleHasNoSecrets(t *testing.T) {
 		for what, secret := range planted {
 			plain, _ := base64.StdEncoding.DecodeString(secret)
 			for _, form := range append([]string{secret, base64.StdEncoding.EncodeToString([]byte(secret)), base64.RawURLEncoding.EncodeToString([]byte(secret))}, strings.Split(string(plain), "\n")...) {
-				if len(form) > 8 && !strings.HasPrefix(form, "-----") && bytes.Contains(f.Data, []byte(form)) {
-					t.Errorf("%s has %s:\n%s", f.Name, what, f.Data)
-				}
+				must.Hold(t, len(form) <= 8 || strings.HasPrefix(form, "-----") || !bytes.Contains(f.Data, []byte(form)),
+					"%s has %s:\n%s", f.Name, what, f.Data)
 			}
 		}
 		requireJSON(t, f)
@@ -204,9 +203,7 @@ func TestBundleHasNoSecrets(t *testing.T) {
 		"nodes.json":                        {`"talos": "v1.13.9"`, `"schematic": "5c4e"`},
 		"unread.txt":                        {"recast.lock can't be used", "VMs: ", "status: "},
 	})
-	if strings.Contains(fileIn(b, "vms.json"), "someone-elses") {
-		t.Error("vms.json has a VM that is none of ours")
-	}
+	must.Hold(t, !strings.Contains(fileIn(b, "vms.json"), "someone-elses"), "vms.json has a VM that is none of ours")
 }
 
 // requireJSON requires that a file named JSON contains JSON, or lines of it.
@@ -221,9 +218,7 @@ func requireJSON(t *testing.T, f bundle.File) {
 		return
 	}
 	for _, doc := range docs {
-		if !json.Valid([]byte(doc)) {
-			t.Errorf("%s holds what is no JSON:\n%s", f.Name, doc)
-		}
+		must.Hold(t, json.Valid([]byte(doc)), "%s holds what is no JSON:\n%s", f.Name, doc)
 	}
 }
 

@@ -160,9 +160,7 @@ func requireLines(t *testing.T, object map[string]any, lines []string) {
 		have[strings.TrimPrefix(strings.TrimSpace(line), "- ")] = true
 	}
 	for _, line := range lines {
-		if !have[line] {
-			t.Errorf("no line %q in:\n%s", line, text)
-		}
+		must.Hold(t, have[line], "no line %q in:\n%s", line, text)
 	}
 }
 
@@ -173,9 +171,7 @@ func TestNamespacesAreBound(t *testing.T) {
 	requireLines(t, r.objects["RoleBinding/a/recast-operator-clusters"], []string{
 		"kind: ClusterRole", "name: recast-operator", "kind: ServiceAccount", "namespace: platform",
 	})
-	if !strings.Contains(r.notes, "in platform. It looks at the namespaces a.") {
-		t.Errorf("notes:\n%s", r.notes)
-	}
+	must.Hold(t, strings.Contains(r.notes, "in platform. It looks at the namespaces a."), "notes:\n%s", r.notes)
 }
 
 // TestSchemaRefuses: a value that does nothing is a mistake, and so is one of another type.
@@ -215,9 +211,7 @@ func TestLint(t *testing.T) {
 	}
 	for name, values := range map[string]map[string]any{"default": {}, "all": all} {
 		for _, m := range lint.RunAll(chartDir, values, namespace).Messages {
-			if !strings.Contains(m.Error(), "icon is recommended") {
-				t.Errorf("%s: %v", name, m)
-			}
+			must.Hold(t, strings.Contains(m.Error(), "icon is recommended"), "%s: %v", name, m)
 		}
 	}
 }
@@ -253,9 +247,7 @@ func TestArchive(t *testing.T) {
 		t.Errorf("version %s with %d CRDs", c.Metadata.Version, len(c.CRDObjects()))
 	}
 	for _, f := range c.Raw {
-		if strings.Contains(strings.ToLower(f.Name), "kustomization") {
-			t.Errorf("%s is in the archive", f.Name)
-		}
+		must.Hold(t, !strings.Contains(strings.ToLower(f.Name), "kustomization"), "%s is in the archive", f.Name)
 	}
 }
 
@@ -277,9 +269,7 @@ func rules(t *testing.T) []rulefmt.Rule {
 	for _, err := range errs {
 		t.Error(err)
 	}
-	if groups == nil || len(groups.Groups) != 1 {
-		t.Fatalf("groups: %+v", groups)
-	}
+	must.Be(t, groups != nil && len(groups.Groups) == 1, "groups: %+v", groups)
 	return groups.Groups[0].Rules
 }
 
@@ -294,9 +284,8 @@ func TestAlerts(t *testing.T) {
 			t.Errorf("%s: %v %v", r.Alert, r.Labels, r.Annotations)
 		}
 		doc := readFile(t, "docs/notes/operator-install.md")
-		if r.Labels["severity"] == "critical" && !strings.Contains(doc, "`"+r.Alert+"`") {
-			t.Errorf("docs/notes/operator-install.md does not name %s, which is critical", r.Alert)
-		}
+		must.Hold(t, r.Labels["severity"] != "critical" || strings.Contains(doc, "`"+r.Alert+"`"),
+			"docs/notes/operator-install.md does not name %s, which is critical", r.Alert)
 	}
 	t.Attr("alerts", strconv.Itoa(len(all)))
 }
@@ -309,9 +298,7 @@ func requireKnown(t *testing.T, where, text string) {
 		return
 	}
 	selectors := parser.ExtractSelectors(expr)
-	if len(selectors) == 0 {
-		t.Errorf("%s reads no series", where)
-	}
+	must.Hold(t, len(selectors) != 0, "%s reads no series", where)
 	for _, matchers := range selectors {
 		i := slices.IndexFunc(matchers, func(m *labels.Matcher) bool { return m.Name == model.MetricNameLabel })
 		known := slices.IndexFunc(deploy.Metrics, func(m deploy.Metric) bool { return i >= 0 && m.Name == matchers[i].Value })
@@ -349,9 +336,7 @@ func TestDashboard(t *testing.T) {
 		}
 	}
 	for _, p := range dashboard.Panels {
-		if p.Type != "row" && len(p.Targets) == 0 {
-			t.Errorf("%s shows nothing", p.Title)
-		}
+		must.Hold(t, p.Type == "row" || len(p.Targets) != 0, "%s shows nothing", p.Title)
 		for _, target := range p.Targets {
 			requireKnown(t, p.Title, target.Expr)
 			for _, name := range regexp.MustCompile(`\$(\w+)`).FindAllStringSubmatch(target.Expr, -1) {
@@ -461,9 +446,7 @@ func TestFiring(t *testing.T) {
 		})
 	}
 	for _, r := range all {
-		if !tried[r.Alert] {
-			t.Errorf("no case of %s", r.Alert)
-		}
+		must.Hold(t, tried[r.Alert], "no case of %s", r.Alert)
 	}
 }
 
@@ -645,16 +628,12 @@ func overlay(t *testing.T) string {
 	t.Helper()
 	const name = "docs/notes/operator-install.md"
 	block := regexp.MustCompile("(?s)```yaml kubernetes\n(# kustomization.yaml\n.*?)```").FindStringSubmatch(readFile(t, name))
-	if block == nil {
-		t.Fatalf("%s shows no kustomization.yaml", name)
-	}
+	must.Be(t, block != nil, "%s shows no kustomization.yaml", name)
 	dir := must.Get(filepath.EvalSymlinks(t.TempDir()))(t)
 	here := must.Get(filepath.Abs(top))(t)
 	relative := must.Get(filepath.Rel(dir, here))(t)
 	text := regexp.MustCompile(`https://github.com/recast-sh/recast//(\S+)\?ref=v[0-9.]+`).ReplaceAllString(block[1], relative+"/$1")
-	if strings.Contains(text, "https:") {
-		t.Fatalf("%s loads from elsewhere:\n%s", name, text)
-	}
+	must.Be(t, !strings.Contains(text, "https:"), "%s loads from elsewhere:\n%s", name, text)
 	must.Do(t, os.WriteFile(filepath.Join(dir, "kustomization.yaml"), []byte(text), 0o600))
 	return dir
 }
@@ -744,7 +723,6 @@ func TestTypes(t *testing.T) {
 			t.Errorf("%s defines %s of %s", crd.Name, crd.Spec.Names.Plural, crd.Spec.Group)
 		}
 	}
-	if kinds["CustomResourceDefinition"] != 3 || kinds["PodMonitor"] != 1 || kinds["PrometheusRule"] != 1 {
-		t.Errorf("%v", kinds)
-	}
+	must.Hold(t, kinds["CustomResourceDefinition"] == 3 && kinds["PodMonitor"] == 1 && kinds["PrometheusRule"] == 1,
+		"%v", kinds)
 }

@@ -41,9 +41,7 @@ func TestEdited(t *testing.T) {
 	must.Each(t, cases, func(t *testing.T, c example) {
 		got, err := edited([]byte(c.text), c.edits)
 		if c.want == "" {
-			if err == nil {
-				t.Errorf("no error, but %q", got)
-			}
+			must.Hold(t, err != nil, "no error, but %q", got)
 			return
 		}
 		if diff := cmp.Diff(c.want, string(got)); err != nil || diff != "" {
@@ -73,9 +71,7 @@ runbook: recast runbook refused (https://example.com)
 	}
 	must.Equal(t, "trouble", "2 nodes can't be rolled; wk1: no quorum; wait; or ask", l.trouble().String())
 	must.Equal(t, "runbook", "refused", l.trouble().Runbook)
-	if len(events) != 1 || events[0].Node != "wk1" {
-		t.Errorf("events: %+v", events)
-	}
+	must.Hold(t, len(events) == 1 && events[0].Node == "wk1", "events: %+v", events)
 	must.Equal(t, "the log has", said, log.String())
 }
 
@@ -200,9 +196,7 @@ func TestPackSecrets(t *testing.T) {
 		dir := t.TempDir()
 		write(t, filepath.Join(dir, "machine", "cp1.yaml"), c.text)
 		_, err := pack(dir, nil)
-		if (err != nil) != c.secret {
-			t.Fatalf("%v", err)
-		}
+		must.Be(t, (err != nil) == c.secret, "%v", err)
 		if c.secret && (exitOf(err) != ExitConfig || !strings.HasPrefix(err.Error(), "machine/cp1.yaml has a private key") || !strings.HasSuffix(err.Error(), "put it into a Secret and name that in spec.secrets.files")) {
 			t.Errorf("exit code %d: %v", exitOf(err), err)
 		}
@@ -219,9 +213,8 @@ func TestArrange(t *testing.T) {
 	write(t, filepath.Join(a.Recast.Dir, configFile), "version: 1\n")
 	must.Do(t, a.arrange())
 	b, err := os.ReadFile(filepath.Join(a.Recast.Dir, configFile))
-	if err != nil || !strings.Contains(string(b), "etcdSnapshot: "+BackupDir) {
-		t.Errorf("etcd snapshots would go into memory: %v\n%s", err, b)
-	}
+	must.Hold(t, err == nil && strings.Contains(string(b), "etcdSnapshot: "+BackupDir),
+		"etcd snapshots would go into memory: %v\n%s", err, b)
 	write(t, filepath.Join(a.Recast.Dir, "keys.txt"), "AGE-SECRET-KEY-1ABC")
 	if err := a.arrange(); err == nil || !strings.HasPrefix(err.Error(), "keys.txt has a private key") {
 		t.Errorf("%v", err)
@@ -264,9 +257,7 @@ func TestFinishUnkept(t *testing.T) {
 	if s.Outcome == nil || s.Outcome.Run != "r1" || s.Outcome.Report != "" || !strings.HasPrefix(s.Outcome.Message, "done; the ConfigMap lab-1-report has no results of this: ") {
 		t.Errorf("outcome: %+v", s.Outcome)
 	}
-	if s.Progress == nil || s.Progress.Summary != "1/1" {
-		t.Errorf("progress: %+v", s.Progress)
-	}
+	must.Hold(t, s.Progress != nil && s.Progress.Summary == "1/1", "progress: %+v", s.Progress)
 	e = ended{code: 1, stdout: []byte("no report"), trouble: trouble{Error: "wk1 is not ready"}}
 	must.Do(t, a.finish(t.Context(), e, newProgress(nil, nil)))
 	if o := statusOf(t, api).Outcome; o.ExitCode != 1 || !strings.HasPrefix(o.Message, "wk1 is not ready; read the report of recast: ") {
@@ -378,9 +369,7 @@ func TestTakeOverWithoutAPI(t *testing.T) {
 		t.Errorf("continue: %v: %v", a.Continue, err)
 	}
 	a, _ = testAttempt(t, Roll, interceptor.Funcs{})
-	if err := a.takeOver(t.Context()); err == nil {
-		t.Error("the roll of a deleted ImageRoll begins")
-	}
+	must.Hold(t, a.takeOver(t.Context()) != nil, "the roll of a deleted ImageRoll begins")
 }
 
 // TestTellNow: what could not be told is told later.
@@ -403,9 +392,7 @@ func TestTellNow(t *testing.T) {
 	broken = false
 	a.tellNow(t.Context(), p)
 	got := statusOf(t, api).Progress
-	if got == nil || p.hasChanged() {
-		t.Fatal("it is not told")
-	}
+	must.Be(t, got != nil && !p.hasChanged(), "it is not told")
 	if diff := cmp.Diff([]string{"wk1"}, got.Finished); diff != "" || !got.Updated.Equal(clock(60)) {
 		t.Errorf("at %v (-want +got):\n%s", got.Updated, diff)
 	}
@@ -482,9 +469,7 @@ func TestKubernetesHash(t *testing.T) {
 	t.Parallel()
 	hash := func(old, replaced string) string {
 		text := strings.Replace(kubernetesReport, old, replaced, 1)
-		if text == kubernetesReport && old != "" {
-			t.Fatalf("the report has no %s", old)
-		}
+		must.Be(t, text != kubernetesReport || old == "", "the report has no %s", old)
 		h := must.Get(kubernetesHash([]byte(text)))(t)
 		return h
 	}
@@ -501,9 +486,7 @@ func TestKubernetesHash(t *testing.T) {
 		`"uuid":"u1"`: `"uuid":"u2"`, `"to":"v1.36.1"`: `"to":"v1.36.2"`, "v1.13.9": "v1.13.10",
 		"kubelet:v1.35.4": "kubelet:v1.35.5", `"warnings"`: `"kubeProxy":{"component":"kube-proxy","from":"a","to":"b"},"warnings"`,
 	} {
-		if hash(old, replaced) == planned {
-			t.Errorf("%s → %s is the same plan", old, replaced)
-		}
+		must.Hold(t, hash(old, replaced) != planned, "%s → %s is the same plan", old, replaced)
 	}
 	if _, err := kubernetesHash([]byte("{")); err == nil {
 		t.Error("what is no report has a hash")
@@ -552,9 +535,7 @@ func TestKubernetesAsApproved(t *testing.T) {
 		if known := exitOf(err); known != 0 {
 			code, err = known, a.reportError(t.Context(), known, err)
 		}
-		if err != nil || code != c.code {
-			t.Errorf("exit code %d: %v", code, err)
-		}
+		must.Hold(t, err == nil && code == c.code, "exit code %d: %v", code, err)
 		if o := statusOf(t, api).Outcome; o == nil || o.Message != c.message {
 			t.Errorf("outcome: %+v", o)
 		}

@@ -62,9 +62,7 @@ func TestHundredClusters(t *testing.T) {
 	t.Attr("events", strconv.Itoa(len(l.events)))
 	t.Logf("100 clusters in 10 sites: %s of virtual time, at most %d at a time, %s reconciles, %s API requests (%s of them writes) per cluster",
 		l.now.Sub(start), l.most, per(l.passes), per(l.meter.requests), per(l.meter.writes))
-	if l.meter.requests > 600 {
-		t.Errorf("%d API requests, want at most 6 per cluster", l.meter.requests)
-	}
+	must.Hold(t, l.meter.requests <= 600, "%d API requests, want at most 6 per cluster", l.meter.requests)
 }
 
 // checkLimits looks at the ImageRolls, not at what the status says of them.
@@ -417,9 +415,7 @@ func TestDeletedFleet(t *testing.T) {
 	f.DeletionTimestamp, f.Finalizers = new(metav1.NewTime(start)), []string{"foregroundDeletion"}
 	l := newLab(t, f, newCluster("a1", "a", "x"))
 	l.run(nil)
-	if len(l.made) != 0 || l.meter.writes != 0 {
-		t.Errorf("%d writes, ImageRolls %v", l.meter.writes, l.made)
-	}
+	must.Hold(t, len(l.made) == 0 && l.meter.writes == 0, "%d writes, ImageRolls %v", l.meter.writes, l.made)
 	l = newLab(t, nil)
 	l.run(nil)
 }
@@ -451,9 +447,7 @@ func played(t *testing.T, killAt int, late bool) (calls int, end []string) {
 func TestKilledAnywhere(t *testing.T) {
 	t.Parallel()
 	calls, want := played(t, 0, false)
-	if len(want) < 10 || calls < 50 {
-		t.Fatalf("%d calls, end %q: the fleet is too small to show anything", calls, want)
-	}
+	must.Be(t, len(want) >= 10 && calls >= 50, "%d calls, end %q: the fleet is too small to show anything", calls, want)
 	every := 1
 	if testing.Short() {
 		every = 7
@@ -477,9 +471,8 @@ func TestNothingToSay(t *testing.T) {
 	}
 	writes, version := l.meter.writes, l.fleet().ResourceVersion
 	l.once()
-	if l.meter.writes != writes || l.fleet().ResourceVersion != version {
-		t.Errorf("%d writes without news", l.meter.writes-writes)
-	}
+	must.Hold(t, l.meter.writes == writes && l.fleet().ResourceVersion == version,
+		"%d writes without news", l.meter.writes-writes)
 }
 
 // TestOutdatedCache: whoever decides by an old FleetRoll can't save, and begins nothing.
@@ -525,9 +518,8 @@ func TestForeignRoll(t *testing.T) {
 	l.must(l.store.Create(t.Context(), foreign))
 	res := l.once()
 	l.want(v1alpha1.ReasonRetrying, "TalosCluster a1 waits until ImageRoll upgrade-a1 is deleted", "Progressing")
-	if res.RequeueAfter != startAgain || len(l.made) != 0 {
-		t.Errorf("again in %s, ImageRolls made %v", res.RequeueAfter, l.made)
-	}
+	must.Hold(t, res.RequeueAfter == startAgain && len(l.made) == 0,
+		"again in %s, ImageRolls made %v", res.RequeueAfter, l.made)
 	l.change(func(s *v1alpha1.FleetRollSpec) { s.State = v1alpha1.FleetPaused })
 	l.once()
 	must.Equal(t, "members that wait", 1, l.phases()[v1alpha1.MemberWaiting])
@@ -545,9 +537,8 @@ func TestRollName(t *testing.T) {
 		t.Errorf("%s, want %s", got, want)
 	}
 	one, other := rollName(fleet, cluster[:20]), rollName(fleet, cluster)
-	if len(one) != 50 || len(other) != 50 || one == other || one[:41] != other[:41] {
-		t.Errorf("%s and %s, want two names of 50 characters", one, other)
-	}
+	must.Hold(t, len(one) == 50 && len(other) == 50 && one != other && one[:41] == other[:41],
+		"%s and %s, want two names of 50 characters", one, other)
 }
 
 // members reads "a1@oslo:done b1@oslo"; a member's first letter is its stage. Those that ended
@@ -822,13 +813,9 @@ func TestSimulation(t *testing.T) {
 			if d.Over || !s.pass(d) {
 				break
 			}
-			if round > 1000 {
-				t.Fatalf("seed %d: no end", seed)
-			}
+			must.Be(t, round <= 1000, "seed %d: no end", seed)
 		}
-		if !d.Over && (d.Reason != v1alpha1.ReasonAwaitingApproval || s.approves) {
-			t.Fatalf("seed %d: stuck with %+v", seed, d)
-		}
+		must.Be(t, d.Over || d.Reason == v1alpha1.ReasonAwaitingApproval && !s.approves, "seed %d: stuck with %+v", seed, d)
 		if d.Reason == v1alpha1.ReasonSucceeded && s.fleet.count("", v1alpha1.MemberWaiting) > 0 {
 			t.Fatalf("seed %d: succeeded with %d members that wait", seed, s.fleet.count("", v1alpha1.MemberWaiting))
 		}
@@ -836,8 +823,6 @@ func TestSimulation(t *testing.T) {
 	}
 	t.Log("ends by reason:", ends)
 	for _, reason := range []string{v1alpha1.ReasonSucceeded, v1alpha1.ReasonAborted, v1alpha1.ReasonStageFailed, v1alpha1.ReasonAwaitingApproval} {
-		if ends[reason] == 0 {
-			t.Errorf("no fleet ended with reason %s, so the test does not show what it should", reason)
-		}
+		must.Hold(t, ends[reason] != 0, "no fleet ended with reason %s, so the test does not show what it should", reason)
 	}
 }

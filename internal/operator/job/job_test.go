@@ -57,29 +57,22 @@ func TestJobIsConfined(t *testing.T) {
 		}
 		must.Equal(t, "memory has no limit", false, c.Resources.Limits.Memory().IsZero())
 		for _, e := range c.Env {
-			if e.ValueFrom != nil && e.ValueFrom.SecretKeyRef != nil {
-				t.Errorf("%s: %s is a secret in the environment", kind, e.Name)
-			}
+			must.Hold(t, e.ValueFrom == nil || e.ValueFrom.SecretKeyRef == nil,
+				"%s: %s is a secret in the environment", kind, e.Name)
 		}
 		paths := map[string]bool{}
 		for _, m := range c.VolumeMounts {
-			if paths[m.MountPath] {
-				t.Errorf("%s: two volumes at %s", kind, m.MountPath)
-			}
+			must.Hold(t, !paths[m.MountPath], "%s: two volumes at %s", kind, m.MountPath)
 			paths[m.MountPath] = true
 			v := pod.Volumes[slices.IndexFunc(pod.Volumes, func(v corev1.Volume) bool { return v.Name == m.Name })]
-			if v.EmptyDir == nil && v.PersistentVolumeClaim == nil && !m.ReadOnly {
-				t.Errorf("%s: %s can be written to", kind, m.MountPath)
-			}
-			if v.Secret != nil && !*v.Secret.Optional {
-				t.Errorf("%s: without Secret %s its pod does not start, and so can't say which one is missing", kind, v.Secret.SecretName)
-			}
-			if (v.Name == "trust" || v.Name == "plan") && !*v.ConfigMap.Optional {
-				t.Errorf("%s: without ConfigMap %s its pod does not start", kind, v.ConfigMap.Name)
-			}
-			if m.MountPath == attempt.WorkDir && v.EmptyDir.Medium != corev1.StorageMediumMemory {
-				t.Errorf("%s: journals are not in memory", kind)
-			}
+			must.Hold(t, v.EmptyDir != nil || v.PersistentVolumeClaim != nil || m.ReadOnly,
+				"%s: %s can be written to", kind, m.MountPath)
+			must.Hold(t, v.Secret == nil || *v.Secret.Optional,
+				"%s: without Secret %s its pod does not start, and so can't say which one is missing", kind, v.Secret.SecretName)
+			must.Hold(t, v.Name != "trust" && v.Name != "plan" || *v.ConfigMap.Optional,
+				"%s: without ConfigMap %s its pod does not start", kind, v.ConfigMap.Name)
+			must.Hold(t, m.MountPath != attempt.WorkDir || v.EmptyDir.Medium == corev1.StorageMediumMemory,
+				"%s: journals are not in memory", kind)
 		}
 		if from := c.EnvFrom[0].SecretRef; from.Optional == nil || !*from.Optional {
 			t.Errorf("%s: without Secret %s its pod does not start", kind, from.Name)
@@ -110,9 +103,8 @@ func TestJobEndsOnce(t *testing.T) {
 				stops = append(stops, r.OnExitCodes.Values...)
 			}
 		}
-		if !slices.Equal(stops, []int32{attempt.ExitConfig, attempt.ExitRefused, attempt.ExitClaimed}) {
-			t.Errorf("%s: these end it: %v", kind, stops)
-		}
+		must.Hold(t, slices.Equal(stops, []int32{attempt.ExitConfig, attempt.ExitRefused, attempt.ExitClaimed}),
+			"%s: these end it: %v", kind, stops)
 	}
 	if grace := *made(attempt.Roll).Spec.Template.Spec.TerminationGracePeriodSeconds; grace != 3600 {
 		t.Errorf("a roll has %d s for the node in progress", grace)

@@ -145,9 +145,7 @@ func TestLinks(t *testing.T) {
 			}
 		}
 	}
-	if len(seen) < 25 {
-		t.Errorf("only %d pages", len(seen))
-	}
+	must.Hold(t, len(seen) >= 25, "only %d pages", len(seen))
 }
 
 // Nobody but a browser on this machine reads the pages, and nothing else is done with them.
@@ -177,9 +175,7 @@ func TestReadOnly(t *testing.T) {
 		if p := w.Header().Get("Content-Security-Policy"); !strings.HasPrefix(p, "default-src 'none'; style-src 'self'; script-src 'self'") {
 			t.Errorf("%s: policy %q", name, p)
 		}
-		if len(w.Result().Cookies()) > 0 {
-			t.Errorf("%s: cookies", name)
-		}
+		must.Hold(t, len(w.Result().Cookies()) == 0, "%s: cookies", name)
 	}
 }
 
@@ -225,14 +221,10 @@ func TestStart(t *testing.T) {
 			must.Equal(t, "status", http.StatusOK, answer.StatusCode)
 			break
 		}
-		if time.Since(began) > 20*time.Second {
-			t.Fatal(err)
-		}
+		must.Be(t, time.Since(began) <= 20*time.Second, "%v", err)
 	}
 	cancel()
-	if err := <-ended; err != nil {
-		t.Error(err)
-	}
+	must.Pass(t, <-ended)
 }
 
 // noon is a look without objects.
@@ -294,9 +286,8 @@ func TestClusterLine(t *testing.T) {
 		if line.Late {
 			got += " late"
 		}
-		if got != c.want || line.rank != c.rank {
-			t.Errorf("%s: %s, rank %d, want %s, rank %d", name, got, line.rank, c.want, c.rank)
-		}
+		must.Hold(t, got == c.want && line.rank == c.rank,
+			"%s: %s, rank %d, want %s, rank %d", name, got, line.rank, c.want, c.rank)
 	}
 }
 
@@ -426,13 +417,9 @@ func TestForeignText(t *testing.T) {
 			for _, path := range all {
 				page := v.page(path)
 				for _, wrong := range []string{"<script>", "<img", "\x1b", "\u202e", "5ec0ffee"} {
-					if strings.Contains(page, wrong) {
-						t.Errorf("%s has %q:\n%s", path, wrong, page)
-					}
+					must.Hold(t, !strings.Contains(page, wrong), "%s has %q:\n%s", path, wrong, page)
 				}
-				if path != "/fleets" && !strings.Contains(page, "&lt;script&gt;") {
-					t.Errorf("%s lacks the text", path)
-				}
+				must.Hold(t, path == "/fleets" || strings.Contains(page, "&lt;script&gt;"), "%s lacks the text", path)
 				for _, command := range strings.Split(page, "<pre>kubectl ")[1:] {
 					if line, _, _ := strings.Cut(command, "</pre>"); strings.Contains(line, "reboot") {
 						t.Errorf("%s has the command kubectl %s", path, line)
@@ -569,9 +556,8 @@ func BenchmarkFleetPages(b *testing.B) {
 			took, mib := b.Elapsed()/time.Duration(b.N), float64(after.TotalAlloc-before.TotalAlloc)/float64(b.N)/(1<<20)
 			b.ReportMetric(mib, "MiB")
 			b.ReportMetric(float64(size)/1024, "KiB")
-			if took > maxPage || mib > maxPageMiB {
-				b.Errorf("it took %s and allocated %.1f MiB, more than %s or %d", took, mib, maxPage, maxPageMiB)
-			}
+			must.Hold(b, took <= maxPage && mib <= maxPageMiB,
+				"it took %s and allocated %.1f MiB, more than %s or %d", took, mib, maxPage, maxPageMiB)
 		})
 	}
 }

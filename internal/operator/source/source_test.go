@@ -68,15 +68,11 @@ func TestConfigMap(t *testing.T) {
 			must.Do(t, os.Symlink(filepath.Join("..2026", file), filepath.Join(volume, file)))
 		}
 		revision, hash, err := Fetch(t.Context(), v1alpha1.Source{ConfigMap: &v1alpha1.ConfigMapSource{Name: "a"}}, volume, "", into)
-		if err == nil && hash != revision {
-			t.Errorf("the hash is %s, the revision %s", hash, revision)
-		}
+		must.Hold(t, err != nil || hash == revision, "the hash is %s, the revision %s", hash, revision)
 		return read(t, into), revision, err
 	}
 	got, revision, err := fetch(map[string]string{"recast.yaml": "version: 1\n", "schematics__base.yaml": "customization: {}\n"})
-	if err != nil || revision != wantedHash {
-		t.Fatalf("revision %q: %v", revision, err)
-	}
+	must.Be(t, err == nil && revision == wantedHash, "revision %q: %v", revision, err)
 	must.Equal(t, "files", wanted, got)
 	if _, other, err := fetch(map[string]string{"recast.yaml": "version: 1\n", "schematics__base.yaml": "customization: {} # changed\n"}); err != nil || other == revision {
 		t.Errorf("other files have the same revision %q: %v", other, err)
@@ -140,9 +136,7 @@ func TestGit(t *testing.T) {
 			if got := read(t, into)["recast.yaml"]; err != nil || got != c.version {
 				t.Errorf("recast.yaml is %q: %v", got, err)
 			}
-			if c.version == "version: 1\n" && revision != first {
-				t.Errorf("revision %s, want %s", revision, first)
-			}
+			must.Hold(t, c.version != "version: 1\n" || revision == first, "revision %s, want %s", revision, first)
 			if same := hash == wantedHash; same != (c.version == "version: 1\n") {
 				t.Errorf("hash of the files: %s", hash)
 			}
@@ -156,9 +150,7 @@ func runGit(t *testing.T, dir string, args ...string) string {
 	c.Dir = dir
 	c.Env = append(os.Environ(), "GIT_CONFIG_GLOBAL=/dev/null")
 	out, err := c.CombinedOutput()
-	if err != nil {
-		t.Fatalf("git %s: %v\n%s", strings.Join(args, " "), err, out)
-	}
+	must.Be(t, err == nil, "git %s: %v\n%s", strings.Join(args, " "), err, out)
 	return strings.TrimSpace(string(out))
 }
 
@@ -184,8 +176,7 @@ func TestOCI(t *testing.T) {
 	digest := must.Get(img.Digest())(t)
 	into := t.TempDir()
 	revision, hash, err := Fetch(t.Context(), v1alpha1.Source{OCI: &v1alpha1.OCISource{Reference: ref.String(), Path: "prod"}}, "", "", into)
-	if err != nil || revision != digest.String() || hash != wantedHash {
-		t.Fatalf("revision %s, want %s; hash of the files %s: %v", revision, digest, hash, err)
-	}
+	must.Be(t, err == nil && revision == digest.String() && hash == wantedHash,
+		"revision %s, want %s; hash of the files %s: %v", revision, digest, hash, err)
 	must.Equal(t, "files", wanted, read(t, into))
 }

@@ -81,9 +81,8 @@ func TestOpen(t *testing.T) {
 	must.Each(t, cases, func(t *testing.T, c example) {
 		set, now := parse(t, c.set...), at(t, c.now)
 		open, until := set.Open(now)
-		if open != (c.until != "") || open && !until.Equal(at(t, c.until)) {
-			t.Errorf("Open = %v, %s; want %q", open, until, c.until)
-		}
+		must.Hold(t, open == (c.until != "") && (!open || until.Equal(at(t, c.until))),
+			"Open = %v, %s; want %q", open, until, c.until)
 		if next := set.Next(now); !next.Equal(at(t, c.next)) {
 			t.Errorf("Next = %s, want %s", next, c.next)
 		}
@@ -190,9 +189,7 @@ func TestDue(t *testing.T) {
 			last = at(t, c.last)
 		}
 		due, next := s.Due(last, at(t, c.now))
-		if due != c.due || !next.Equal(at(t, c.next)) {
-			t.Errorf("Due = %v, %s; want %v, %s", due, next, c.due, c.next)
-		}
+		must.Hold(t, due == c.due && next.Equal(at(t, c.next)), "Due = %v, %s; want %v, %s", due, next, c.due, c.next)
 	})
 }
 

@@ -98,7 +98,7 @@ func TestReadIsRepeated(t *testing.T) {
 		var got string
 		err := connTo(t, s, "pve1").Get(t.Context(), "/cluster/nextid", &got)
 		must.Equal(t, "error", cmp.Or(tc.err, "<nil>"), fmt.Sprint(err))
-		must.Not(t, err == nil && got != "100", "got %q", got)
+		must.Hold(t, err != nil || got == "100", "got %q", got)
 		must.Equal(t, "requests", tc.want, pve1.Requests())
 	})
 }
@@ -123,7 +123,7 @@ func TestChangeWithAForgottenUser(t *testing.T) {
 					pve1.On(method+" /nodes/pve1/qemu/101/config", tc.answers...)
 					err := connTo(t, s, "pve1").Change(t.Context(), method, "/nodes/pve1/qemu/101/config", nil, nil)
 					must.Fail(t, err, tc.err)
-					must.Not(t, errors.Is(err, cluster.ErrLostAnswer), "%v: nothing was done", err)
+					must.Hold(t, !errors.Is(err, cluster.ErrLostAnswer), "%v: nothing was done", err)
 					must.Equal(t, "sent", tc.times, len(pve1.Requests()))
 				})
 			})
@@ -316,8 +316,8 @@ func TestSlowBody(t *testing.T) {
 		}
 		close(release)
 		took := time.Since(start)
-		must.Not(t, (err != nil) != tc.err || tc.err == (took > tc.want), "error %v after %s", err, took)
-		must.Not(t, tc.err && !errors.Is(err, cluster.ErrLostAnswer), "error is %v", err)
+		must.Hold(t, (err != nil) == tc.err && tc.err != (took > tc.want), "error %v after %s", err, took)
+		must.Hold(t, !tc.err || errors.Is(err, cluster.ErrLostAnswer), "error is %v", err)
 	})
 }
 
@@ -401,7 +401,7 @@ func TestTrust(t *testing.T) {
 			return
 		}
 		must.Contain(t, "hints", fmt.Sprint(fault.Hints(err)), tc.hint)
-		must.Not(t, len(first.Requests())+len(second.Requests()) > 0, "a request went to a server that is not trusted")
+		must.Hold(t, len(first.Requests())+len(second.Requests()) <= 0, "a request went to a server that is not trusted")
 	})
 }
 
@@ -414,7 +414,7 @@ func TestCertificateThatRanOut(t *testing.T) {
 		why, wrongName := Untrusted(err)
 		hints := fmt.Sprint(fault.Hints(err))
 		must.Contain(t, "why, hints", why+hints, "expired", "this machine's clock")
-		must.Not(t, wrongName || strings.Contains(hints, "caFile"), "%v: %t, %s", err, wrongName, hints)
+		must.Hold(t, !wrongName && !strings.Contains(hints, "caFile"), "%v: %t, %s", err, wrongName, hints)
 	})
 }
 
@@ -432,10 +432,10 @@ func TestUntrusted(t *testing.T) {
 		} {
 			err := connWith(t, s, want.o, host).Get(t.Context(), "/cluster/status", new(any))
 			why, wrongName := Untrusted(err)
-			must.Not(t, !strings.Contains(why, want.why) || wrongName != want.wrongName, "%s: %q, %t: %v", host, why, wrongName, err)
+			must.Hold(t, strings.Contains(why, want.why) && wrongName == want.wrongName, "%s: %q, %t: %v", host, why, wrongName, err)
 		}
 		why, _ := Untrusted(errors.New("refused"))
-		must.Not(t, why != "", "another error: %q", why)
+		must.Hold(t, why == "", "another error: %q", why)
 	})
 }
 
@@ -444,7 +444,7 @@ func TestWrongFingerprintShowsBoth(t *testing.T) {
 		s.Node(t, "pve1")
 		err := connWith(t, s, Options{Fingerprint: strings.Repeat("ab", 32)}, "pve1").Get(t.Context(), "/cluster/status", new(any))
 		e, ok := errors.AsType[*FingerprintError](err)
-		must.Not(t, !ok || e.Got != s.Fingerprint() || e.Addr != "pve1:8006" || len(e.Want) != 1 || e.Want[0] != strings.Repeat("AB:", 31)+"AB",
+		must.Hold(t, ok && e.Got == s.Fingerprint() && e.Addr == "pve1:8006" && len(e.Want) == 1 && e.Want[0] == strings.Repeat("AB:", 31)+"AB",
 			"error is %+v", err)
 	})
 }
@@ -546,7 +546,7 @@ func FuzzParseError(f *testing.F) {
 	f.Add(500, "", `{"message":{"a":[1]},"errors":{"x":null}}`)
 	f.Fuzz(func(t *testing.T, status int, line, body string) {
 		e := parseError("POST", "/p", status, line, []byte(body))
-		must.Not(t, e.Error() == "" || e.Status != status, "lost: %+v", e)
+		must.Hold(t, e.Error() != "" && e.Status == status, "lost: %+v", e)
 		e.Unwrap()
 	})
 }
@@ -573,7 +573,7 @@ func TestHints(t *testing.T) {
 		"anything else":               {&TaskError{Exit: "bridge 'vmbr9' does not exist"}, ""},
 	}, func(t *testing.T, tc row) {
 		got := strings.Join(fault.Hints(c.Explain(tc.err)), "\n")
-		must.Not(t, tc.want == "" && got != "" || !strings.HasPrefix(got, tc.want), "hint %q, want %q", got, tc.want)
+		must.Hold(t, (tc.want != "" || got == "") && strings.HasPrefix(got, tc.want), "hint %q, want %q", got, tc.want)
 	})
 }
 
@@ -616,7 +616,7 @@ func FuzzParseUPID(f *testing.F) {
 		if err != nil {
 			return
 		}
-		must.Not(t, u.Node == "" || u.Type == "" || u.Raw != s || strings.Contains(u.ID, ":"), "%q is read as %+v", s, u)
+		must.Hold(t, u.Node != "" && u.Type != "" && u.Raw == s && !strings.Contains(u.ID, ":"), "%q is read as %+v", s, u)
 		must.Equal(t, s, 5, strings.Count(u.Path("status"), "/"))
 	})
 }

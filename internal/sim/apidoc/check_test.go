@@ -51,7 +51,7 @@ func testCheck(t *testing.T, s *apidoc.Schema, cases map[string]checked) {
 	must.Each(t, cases, func(t *testing.T, c checked) {
 		v := s.Check(c.call)
 		must.Equal(t, "violations", c.want, problems(v))
-		must.Not(t, len(v.Unchecked) > 0, "unchecked: %q", v.Unchecked)
+		must.Hold(t, len(v.Unchecked) == 0, "unchecked: %q", v.Unchecked)
 	})
 }
 
@@ -159,7 +159,7 @@ func TestUnchecked(t *testing.T) {
 		"odd: format pve-odd", "strange: keyword oneOf",
 	}
 	diff := cmp.Diff(want, v.Unchecked)
-	must.Not(t, diff != "" || len(v.Violations) > 0, "unchecked (-want +got):\n%s\nviolations %v", diff, v.Violations)
+	must.Hold(t, diff == "" && len(v.Violations) == 0, "unchecked (-want +got):\n%s\nviolations %v", diff, v.Violations)
 	exceptions := []string{
 		`POST /nodes/{node}/vm lookbehind: pattern (?!a)b: error parsing regexp: invalid or unsupported Perl syntax: ` + "`(?!`",
 		"POST /nodes/{node}/vm strange: keyword oneOf",
@@ -177,10 +177,10 @@ func TestParameters(t *testing.T) {
 		{Name: "vmid", Required: true, Type: "integer", Minimum: new(100.0), Maximum: new(999999999.0)},
 	}
 	diff := cmp.Diff(want, got)
-	must.Not(t, diff != "" || !ok, "parameters, there: %v (-want +got):\n%s", ok, diff)
+	must.Hold(t, diff == "" && ok, "parameters, there: %v (-want +got):\n%s", ok, diff)
 	all, _ := s.Parameters("POST", "/nodes/{node}/vm")
 	net := (apidoc.Parameter{Name: "net", Indexed: true, Last: 31, Type: "string"})
-	must.Not(t, !slices.Contains(all, net), "%+v is not in %+v", net, all)
+	must.Hold(t, slices.Contains(all, net), "%+v is not in %+v", net, all)
 	if _, ok := s.Parameters("GET", "/nodes/{node}/lxc"); ok {
 		t.Error("has the parameters of a path that it has not")
 	}
@@ -192,7 +192,7 @@ func TestLoadRefuses(t *testing.T) {
 		"no JSON": "x", "no path": "{}", "a name that is no path": `{"nodes":{}}`, "no methods": `{"/nodes":[]}`,
 		"a flag that is none": `{"/nodes":{"GET":{"parameters":{"properties":{"a":{"optional":"maybe"}}}}}}`,
 	} {
-		must.Not(t, must.Err(apidoc.Load(strings.NewReader(text))) == nil, "%s: no error", name)
+		must.Hold(t, must.Err(apidoc.Load(strings.NewReader(text))) != nil, "%s: no error", name)
 	}
 }
 

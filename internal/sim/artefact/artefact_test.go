@@ -113,9 +113,7 @@ func booted(arch string) artefact.Image {
 func refused[T any](_ T, err error) func(t *testing.T, what string, want error) {
 	return func(t *testing.T, what string, want error) {
 		t.Helper()
-		if err == nil || want != nil && !errors.Is(err, want) {
-			t.Errorf("%s: err = %v, want %v", what, err, want)
-		}
+		must.Hold(t, err != nil && (want == nil || errors.Is(err, want)), "%s: err = %v, want %v", what, err, want)
 	}
 }
 
@@ -389,9 +387,7 @@ func shell(t *testing.T, dir, script string) string {
 	cmd := exec.Command("sh", "-c", script)
 	cmd.Dir = dir
 	out, err := cmd.CombinedOutput()
-	if err != nil {
-		t.Fatalf("%v\n%s", err, out)
-	}
+	must.Be(t, err == nil, "%v\n%s", err, out)
 	return string(out)
 }
 

@@ -68,9 +68,9 @@ func TestSchematicIDs(t *testing.T) {
 			SystemExtensions: schematic.SystemExtensions{OfficialExtensions: []string{"siderolabs/qemu-guest-agent"}},
 		}}
 		diff := cmp.Diff(want, got)
-		must.Not(t, err != nil || diff != "", "schematic (-want +got): %v\n%s", err, diff)
+		must.Hold(t, err == nil && diff == "", "schematic (-want +got): %v\n%s", err, diff)
 		_, err = l.client.SchematicGet(t.Context(), strings.Repeat("0", 64))
-		must.Not(t, !client.IsHTTPErrorCode(err, http.StatusNotFound), "unknown schematic: err = %v", err)
+		must.Hold(t, client.IsHTTPErrorCode(err, http.StatusNotFound), "unknown schematic: err = %v", err)
 	})
 }
 
@@ -109,7 +109,7 @@ func TestRefusals(t *testing.T) {
 		}
 		for name, tt := range tests {
 			resp, body := l.do(tt.method, tt.path, tt.body)
-			must.Not(t, resp.StatusCode != tt.status || !strings.Contains(body, tt.text),
+			must.Hold(t, resp.StatusCode == tt.status && strings.Contains(body, tt.text),
 				"%s: %d %q, want %d %q", name, resp.StatusCode, body, tt.status, tt.text)
 		}
 	})
@@ -122,11 +122,11 @@ func TestAssets(t *testing.T) {
 
 		started := time.Now()
 		head, _ := l.do(http.MethodHead, path, "")
-		must.Not(t, head.StatusCode != http.StatusOK || time.Since(started) < time.Second,
+		must.Hold(t, head.StatusCode == http.StatusOK && time.Since(started) >= time.Second,
 			"HEAD: %s after %s; it has to build the image", head.Status, time.Since(started))
 		built := time.Now()
 		resp, body := l.do(http.MethodGet, path+"?filename=x.iso", "")
-		must.Not(t, time.Since(built) != 0, "a built image took %s", time.Since(built))
+		must.Hold(t, time.Since(built) == 0, "a built image took %s", time.Since(built))
 		must.Equal(t, "bytes that HEAD announces, and GET sends", head.ContentLength, int64(len(body)))
 		must.Equal(t, "Content-Disposition", `attachment; filename="x.iso"`, resp.Header.Get("Content-Disposition"))
 		for _, absent := range []string{"ETag", "Last-Modified", "Accept-Ranges"} {
@@ -135,8 +135,8 @@ func TestAssets(t *testing.T) {
 
 		img := must.Get(artefact.ReadISO([]byte(body)))(t)
 		_, line := l.do(http.MethodGet, "/image/"+id+"/1.13.9/cmdline-nocloud-amd64", "")
-		must.Not(t, !strings.HasPrefix(line, "talos.platform=nocloud ") ||
-			!strings.HasSuffix(line, " recast.lock=sha256-abc"), "cmdline = %q", line)
+		must.Hold(t, strings.HasPrefix(line, "talos.platform=nocloud ") &&
+			strings.HasSuffix(line, " recast.lock=sha256-abc"), "cmdline = %q", line)
 		_, canonical := l.do(http.MethodGet, "/schematics/"+id, "")
 		want := artefact.Image{
 			TalosVersion: talosVersion, Arch: "amd64", Platform: "nocloud",
@@ -144,7 +144,7 @@ func TestAssets(t *testing.T) {
 			SchematicAuthor: "Image Factory (http://" + factoryAddr + ")", Extensions: img.Extensions,
 		}
 		must.Equal(t, "ISO", want, img)
-		must.Not(t, len(img.Extensions) != 1 || digestOf(t, img.Extensions[0]) != l.listed(),
+		must.Hold(t, len(img.Extensions) == 1 && digestOf(t, img.Extensions[0]) == l.listed(),
 			"extensions = %v", img.Extensions)
 		want.Cmdline = line
 		must.Equal(t, "installer", want, l.installer(id))
@@ -160,7 +160,7 @@ func TestOnlyTheISOHasMeta(t *testing.T) {
 		const arg = "talos.environment=INSTALLER_META_BASE64=MHhjPXg=" // 0xc=x
 		must.Contain(t, "ISO", l.iso(id).Cmdline, arg)
 		line := l.installer(id).Cmdline
-		must.Not(t, strings.Contains(line, "META"), "installer: %q", line)
+		must.Hold(t, !strings.Contains(line, "META"), "installer: %q", line)
 	})
 }
 
@@ -169,7 +169,7 @@ func TestRenamedExtension(t *testing.T) {
 		e := artefact.Extension{Name: "i915", Version: "1", Files: map[string][]byte{"/x": nil}}
 		must.Do(t, l.catalog.Publish(t.Context(), talosVersion, []artefact.Extension{e}))
 		img := l.iso(l.register([]string{"siderolabs/i915-ucode"}))
-		must.Not(t, len(img.Extensions) != 1 || img.Extensions[0].Name != "i915", "extensions = %v", img.Extensions)
+		must.Hold(t, len(img.Extensions) == 1 && img.Extensions[0].Name == "i915", "extensions = %v", img.Extensions)
 	})
 }
 
@@ -186,9 +186,9 @@ func TestInstallerReferences(t *testing.T) {
 		must.Equal(t, "by digest", byTag, digest("nocloud-installer/"+id+"@"+byTag))
 		metal := digest("installer/" + id + ":" + talosVersion)
 		got := digest("metal-installer/" + id + ":" + talosVersion)
-		must.Not(t, got != metal || got == byTag, "metal-installer = %s, installer = %s, nocloud-installer = %s", got, metal, byTag)
+		must.Hold(t, got == metal && got != byTag, "metal-installer = %s, installer = %s, nocloud-installer = %s", got, metal, byTag)
 		idx, err := l.pull(registryAddr + "/factory/nocloud-installer/" + id + ":" + talosVersion)
-		must.Never(t, err != nil, "the factory keeps its installers in the registry: %v", err)
+		must.Be(t, err == nil, "the factory keeps its installers in the registry: %v", err)
 		must.Get(artefact.ReadInstaller(idx, "arm64"))(t)
 	})
 }
@@ -201,8 +201,8 @@ func TestRequestsAreRecordedAndCanBeBroken(t *testing.T) {
 		want := record.Call{Seq: 1, Proto: "factory", Target: factoryAddr, Method: "POST", Path: "/schematics", Mutation: true}
 		must.Equal(t, "first call", want, l.recorder.Calls()[0])
 		l.recorder.Hooks(func(record.Call) error { return errors.New("dead") }, nil)
-		must.Not(t, must.Err(l.client.Versions(t.Context())) == nil, "factory: a refused call was answered")
-		must.Not(t, must.Err(l.pull(registryAddr+"/siderolabs/iscsi-tools:v0.2.0")) == nil,
+		must.Hold(t, must.Err(l.client.Versions(t.Context())) != nil, "factory: a refused call was answered")
+		must.Hold(t, must.Err(l.pull(registryAddr+"/siderolabs/iscsi-tools:v0.2.0")) != nil,
 			"registry: a refused call was answered")
 	})
 }
@@ -223,10 +223,10 @@ func TestCloseEndsBuilds(t *testing.T) {
 		started := time.Now()
 		time.AfterFunc(time.Second, l.factory.Close)
 		resp, body := l.do(http.MethodGet, "/v2/nocloud-installer/"+id+"/manifests/"+talosVersion, "")
-		must.Not(t, resp.StatusCode != http.StatusInternalServerError || time.Since(started) != time.Second,
+		must.Hold(t, resp.StatusCode == http.StatusInternalServerError && time.Since(started) == time.Second,
 			"after %s: %s: %s; want the build to end with its factory", time.Since(started), resp.Status, body)
 		time.Sleep(time.Minute)
-		must.Not(t, must.Err(l.pull(registryAddr+"/factory/nocloud-installer/"+id+":"+talosVersion)) == nil,
+		must.Hold(t, must.Err(l.pull(registryAddr+"/factory/nocloud-installer/"+id+":"+talosVersion)) != nil,
 			"an installer was pushed after the end")
 	})
 }
@@ -250,7 +250,7 @@ func TestKernelArguments(t *testing.T) {
 			inLab(t, func(t *testing.T, l *lab) {
 				_, line := l.do(http.MethodGet, "/image/"+l.register(nil, tc.args...)+"/"+talosVersion+"/cmdline-nocloud-amd64", "")
 				must.Contain(t, "line", line, tc.want...)
-				must.Not(t, tc.not != "" && strings.Contains(line, tc.not), "%q is in %q", tc.not, line)
+				must.Hold(t, tc.not == "" || !strings.Contains(line, tc.not), "%q is in %q", tc.not, line)
 			})
 		})
 	}
@@ -325,7 +325,7 @@ func (l *lab) see(path string) (got, error) {
 	}
 	defer resp.Body.Close()
 	body, err := io.ReadAll(resp.Body)
-	must.Not(l.t, err != nil && !errors.Is(err, io.ErrUnexpectedEOF), "%v", err)
+	must.Hold(l.t, err == nil || errors.Is(err, io.ErrUnexpectedEOF), "%v", err)
 	return got{
 		status: resp.StatusCode, kind: resp.Header.Get("Content-Type"), retryAfter: resp.Header.Get("Retry-After"),
 		body: string(body), cut: err != nil, took: time.Since(start),
@@ -356,7 +356,7 @@ func TestTroubles(t *testing.T) {
 				l.factory.Strike(1, tc.path, tc.trouble)
 				answer, err := l.see(tc.path)
 				diff := cmp.Diff(tc.want, answer, cmp.AllowUnexported(got{}))
-				must.Not(t, err != nil || diff != "", "%v (-want +got):\n%s", err, diff)
+				must.Hold(t, err == nil && diff == "", "%v (-want +got):\n%s", err, diff)
 				if answer, err = l.see("/versions"); err != nil || answer.body != versions {
 					t.Errorf("afterwards: %+v, %v", answer, err)
 				}
@@ -385,10 +385,10 @@ func TestStore(t *testing.T) {
 	inLabWith(t, func(o *factoryapi.Options) { o.Store = "http://" + storeAddr }, func(t *testing.T, l *lab) {
 		path := "/image/" + l.register(nil) + "/" + talosVersion + "/nocloud-amd64.iso"
 		head, _ := l.do(http.MethodHead, path, "")
-		must.Not(t, head.StatusCode != http.StatusOK || head.ContentLength < 1, "HEAD: %s, %d bytes", head.Status, head.ContentLength)
+		must.Hold(t, head.StatusCode == http.StatusOK && head.ContentLength >= 1, "HEAD: %s, %d bytes", head.Status, head.ContentLength)
 		resp, _ := l.do(http.MethodGet, path, "")
 		link := resp.Header.Get("Location")
-		must.Never(t, resp.StatusCode != http.StatusFound || !strings.HasPrefix(link, "http://"+storeAddr+"/"), "GET: %s to %q", resp.Status, link)
+		must.Be(t, resp.StatusCode == http.StatusFound && strings.HasPrefix(link, "http://"+storeAddr+"/"), "GET: %s to %q", resp.Status, link)
 		name, _, _ := strings.Cut(strings.TrimPrefix(link, "http://"+storeAddr), "?")
 		for text, tc := range map[string]struct {
 			link, authorization string
@@ -406,7 +406,7 @@ func TestStore(t *testing.T) {
 			}
 			rec := httptest.NewRecorder()
 			l.factory.Store().ServeHTTP(rec, req)
-			must.Not(t, rec.Code != tc.status || !strings.Contains(rec.Body.String(), tc.code),
+			must.Hold(t, rec.Code == tc.status && strings.Contains(rec.Body.String(), tc.code),
 				"%s: %d %.300q", text, rec.Code, rec.Body)
 		}
 	})
@@ -419,7 +419,7 @@ func TestDeletedManifestsLoseTheirTags(t *testing.T) {
 	repository := must.Get(name.NewRepository(registryAddr + "/acme/talos"))(t)
 	one, errOne := random.Image(16, 1)
 	other, errOther := random.Image(16, 1)
-	must.Never(t, errOne != nil || errOther != nil, "%v %v", errOne, errOther)
+	must.Be(t, errOne == nil && errOther == nil, "%v %v", errOne, errOther)
 	for tag, img := range map[string]remote.Taggable{"a": one, "b": one, "c": other} {
 		must.Do(t, remote.Push(repository.Tag(tag), img, opts...))
 	}
@@ -427,9 +427,9 @@ func TestDeletedManifestsLoseTheirTags(t *testing.T) {
 	must.Do(t, remote.Delete(repository.Digest(digest.String()), opts...))
 	tags, err := remote.List(repository, opts...)
 	diff := cmp.Diff([]string{"c"}, tags)
-	must.Not(t, diff != "" || err != nil, "%v, tags (-want +got):\n%s", err, diff)
+	must.Hold(t, diff == "" && err == nil, "%v, tags (-want +got):\n%s", err, diff)
 	err = remote.Delete(repository.Digest(digest.String()), opts...)
-	must.Not(t, err == nil, "a second deletion is answered with less than %d", http.StatusNotFound)
+	must.Hold(t, err != nil, "a second deletion is answered with less than %d", http.StatusNotFound)
 }
 
 const (
@@ -530,7 +530,7 @@ func (l *lab) do(method, path, body string) (*http.Response, string) {
 func (l *lab) iso(id string) artefact.Image {
 	l.t.Helper()
 	resp, body := l.do(http.MethodGet, "/image/"+id+"/"+talosVersion+"/nocloud-amd64.iso", "")
-	must.Never(l.t, resp.StatusCode != http.StatusOK, "ISO: %s: %s", resp.Status, body)
+	must.Be(l.t, resp.StatusCode == http.StatusOK, "ISO: %s: %s", resp.Status, body)
 	return must.Get(artefact.ReadISO([]byte(body)))(l.t)
 }
 
@@ -576,7 +576,7 @@ func TestPatchStory(t *testing.T) {
 		before := l.listed()
 		require := func(step string, img artefact.Image, want string) {
 			t.Helper()
-			must.Not(t, len(img.Extensions) != 1 || digestOf(t, img.Extensions[0]) != want,
+			must.Hold(t, len(img.Extensions) == 1 && digestOf(t, img.Extensions[0]) == want,
 				"%s: built of %v, want %s", step, img.Extensions, want)
 		}
 		require("ISO at first", l.iso(first), before)
@@ -584,7 +584,7 @@ func TestPatchStory(t *testing.T) {
 
 		oldDigest, after, err := l.catalog.Patch(t.Context(), talosVersion, "qemu-guest-agent")
 		must.Do(t, err)
-		must.Never(t, oldDigest != before || after == before, "patched %s to %s, was listed as %s", oldDigest, after, before)
+		must.Be(t, oldDigest == before && after != before, "patched %s to %s, was listed as %s", oldDigest, after, before)
 
 		must.Equal(t, "a running factory lists what it has cached", before, l.listed())
 		require("ISO of a running factory", l.iso(first), before)
@@ -624,23 +624,23 @@ func TestInstallersSayWhenTheyWereBuilt(t *testing.T) {
 				times = append(times, config.Created.UTC())
 			}
 			digest := must.Get(idx.Digest())(t)
-			must.Not(t, len(times) != 2 || times[0] != times[1], "%s says %s of its architectures", image, times)
+			must.Hold(t, len(times) == 2 && times[0] == times[1], "%s says %s of its architectures", image, times)
 			return made{digest.String(), times[0]}
 		}
 		before := time.Now()
 		first := installer("installer")
-		must.Not(t, first.At.Before(before) || first.At.After(time.Now()),
+		must.Hold(t, !first.At.Before(before) && !first.At.After(time.Now()),
 			"it says that it was built at %s, not after %s", first.At, before)
 		time.Sleep(time.Hour)
 		must.Equal(t, "the same asset by its other name", first, installer("metal-installer"))
 		_, _, err := l.catalog.Patch(t.Context(), talosVersion, "qemu-guest-agent")
-		must.Never(t, err != nil, "%v", err)
+		must.Be(t, err == nil, "%v", err)
 		l.factory.Restart()
 		must.Equal(t, "what is in the registry is served as it is", first, installer("installer"))
 		lost := must.Get(name.NewDigest(registryAddr + "/factory/metal-installer/" + id + "@" + first.Digest))(t)
 		must.Do(t, remote.Delete(lost, remote.WithContext(t.Context()), remote.WithTransport(l.transport)))
 		got := installer("metal-installer")
-		must.Not(t, got.At.Sub(first.At) < time.Hour, "new content says that it was built at %s", got.At)
+		must.Hold(t, got.At.Sub(first.At) >= time.Hour, "new content says that it was built at %s", got.At)
 	})
 }
 
@@ -661,9 +661,9 @@ func TestPatchChangesContentNotVersion(t *testing.T) {
 		}
 		must.Equal(t, "digests after three patches", 4, len(digests))
 		content := string(read().Files["/usr/local/etc/containers/iscsi-tools.yaml"])
-		must.Not(t, !strings.HasSuffix(content, "# patch 1\n# patch 2\n# patch 3"), "content = %q", content)
+		must.Hold(t, strings.HasSuffix(content, "# patch 1\n# patch 2\n# patch 3"), "content = %q", content)
 		_, _, err := l.catalog.Patch(t.Context(), talosVersion, "nope")
-		must.Not(t, err == nil, "an extension that does not exist was patched")
+		must.Hold(t, err != nil, "an extension that does not exist was patched")
 	})
 }
 
@@ -675,7 +675,7 @@ func TestBuildContinuesWithoutItsClient(t *testing.T) {
 		req := must.Get(http.NewRequestWithContext(ctx, http.MethodGet,
 			"http://"+factoryAddr+"/v2/nocloud-installer/"+id+"/manifests/"+talosVersion, nil))(t)
 		resp, err := l.transport.RoundTrip(req)
-		must.Never(t, err == nil, "answered in a second: %v", resp)
+		must.Be(t, err != nil, "answered in a second: %v", resp)
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		must.Pass(t, must.Err(l.pull(registryAddr+"/factory/nocloud-installer/"+id+":"+talosVersion)))
@@ -695,7 +695,7 @@ func TestConcurrentRequestsShareOneBuild(t *testing.T) {
 		}
 		first := <-got
 		second, third := <-got, <-got
-		must.Not(t, first != second || first != third, "three requests got different images")
+		must.Hold(t, first == second && first == third, "three requests got different images")
 		must.Equal(t, "took one list and one build", 3500*time.Millisecond, time.Since(started))
 	})
 }
@@ -717,7 +717,7 @@ func (l *lab) signatureOf(id string) (digest string, sig signature, found bool) 
 	img := must.Get(remote.Image(tag, remote.WithContext(l.t.Context()), remote.WithTransport(l.transport)))(l.t)
 	m := must.Get(img.Manifest())(l.t)
 	layers, err := img.Layers()
-	must.Never(l.t, err != nil || len(layers) != 1, "%d layers, %v", len(layers), err)
+	must.Be(l.t, err == nil && len(layers) == 1, "%d layers, %v", len(layers), err)
 	content, err := layers[0].Compressed()
 	must.Do(l.t, err)
 	defer content.Close()
@@ -742,7 +742,7 @@ func (l *lab) published() *ecdsa.PublicKey {
 		return nil
 	}
 	block, _ := pem.Decode([]byte(body))
-	must.Never(l.t, block == nil || block.Type != "PUBLIC KEY", "no key: %s", body)
+	must.Be(l.t, block != nil && block.Type == "PUBLIC KEY", "no key: %s", body)
 	return must.Get(x509.ParsePKIXPublicKey(block.Bytes))(l.t).(*ecdsa.PublicKey)
 }
 
@@ -786,10 +786,10 @@ func TestSigningKeys(t *testing.T) {
 		t.Run(title, func(t *testing.T) {
 			inSigningLab(t, tc.Signing, func(t *testing.T, l *lab) {
 				_, sig, found := l.signatureOf(l.register(nil))
-				must.Not(t, found != (tc.signedBy != nil) || found && !sig.by(tc.signedBy),
+				must.Hold(t, found == (tc.signedBy != nil) && (!found || sig.by(tc.signedBy)),
 					"signature: found %t, not by the key", found)
 				got := l.published()
-				must.Not(t, got == nil != (tc.published == nil) || got != nil && !got.Equal(tc.published), "another key is published")
+				must.Hold(t, got == nil == (tc.published == nil) && (got == nil || got.Equal(tc.published)), "another key is published")
 			})
 		})
 	}

@@ -87,7 +87,7 @@ func TestWebhookDeniesAsTheServerSays(t *testing.T) {
 		})
 		err := evict(t, client, "default", nil)
 		status, ok := err.(apierrors.APIStatus)
-		must.Not(t, !ok || err.Error() != c.want || status.Status().Code != c.code, "err = %v", err)
+		must.Hold(t, ok && err.Error() == c.want && status.Status().Code == c.code, "err = %v", err)
 		l.SetWebhook("", nil)
 		must.Do(t, evict(t, client, "default", nil))
 	})
@@ -99,7 +99,7 @@ func TestEvictionIsOfOnePodOnly(t *testing.T) {
 		c := l.client(t, "system:masters")
 		p := bare(t, c, "default")
 		err := evict(t, c, "default", new(types.UID("another")))
-		must.Not(t, !apierrors.IsConflict(err), "err = %v", err)
+		must.Hold(t, apierrors.IsConflict(err), "err = %v", err)
 		must.Do(t, evict(t, c, "default", &p.UID))
 	})
 }
@@ -115,9 +115,9 @@ func TestNamespaceIsTerminated(t *testing.T) {
 		bare(t, c, "old", "sleep", "infinity")
 		must.Do(t, namespaces.Delete(t.Context(), "old", metav1.DeleteOptions{}))
 		ns, err := namespaces.Get(t.Context(), "old", metav1.GetOptions{})
-		must.Never(t, err != nil || ns.Status.Phase != corev1.NamespaceTerminating, "namespace %+v, %v", ns.Status, err)
+		must.Be(t, err == nil && ns.Status.Phase == corev1.NamespaceTerminating, "namespace %+v, %v", ns.Status, err)
 		err = evict(t, c, "old", nil)
-		must.Not(t, !apierrors.IsForbidden(err) || !apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause),
+		must.Hold(t, apierrors.IsForbidden(err) && apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause),
 			"err = %v", err)
 		time.Sleep(30 * time.Second)
 		if p, err := c.CoreV1().Pods("old").Get(t.Context(), "bare", metav1.GetOptions{}); err != nil || p.DeletionTimestamp == nil {
@@ -138,14 +138,14 @@ func TestEvictionPermissions(t *testing.T) {
 		c := l.client(t, "readers")
 		err := evict(t, c, "default", nil)
 		const want = `pods "bare" is forbidden: User "admin" cannot create resource "pods/eviction" in API group "" in the namespace "default"`
-		must.Not(t, !apierrors.IsForbidden(err) || err.Error() != want, "err = %v", err)
+		must.Hold(t, apierrors.IsForbidden(err) && err.Error() == want, "err = %v", err)
 		for verb, may := range map[string]bool{"get": true, "create": false} {
 			review, err := c.AuthorizationV1().SelfSubjectAccessReviews().Create(t.Context(), &authorizationv1.SelfSubjectAccessReview{
 				Spec: authorizationv1.SelfSubjectAccessReviewSpec{ResourceAttributes: &authorizationv1.ResourceAttributes{
 					Namespace: "default", Verb: verb, Resource: "pods", Subresource: "eviction",
 				}},
 			}, metav1.CreateOptions{})
-			must.Not(t, err != nil || review.Status.Allowed != may, "may %s: %t, %v", verb, review.Status.Allowed, err)
+			must.Hold(t, err == nil && review.Status.Allowed == may, "may %s: %t, %v", verb, review.Status.Allowed, err)
 		}
 	})
 }
@@ -168,7 +168,7 @@ func TestServiceProxy(t *testing.T) {
 		refused := func(err error, code int32, want string) {
 			t.Helper()
 			status, ok := err.(*apierrors.StatusError)
-			must.Not(t, !ok || status.ErrStatus.Code != code || !strings.Contains(status.ErrStatus.Message, want),
+			must.Hold(t, ok && status.ErrStatus.Code == code && strings.Contains(status.ErrStatus.Message, want),
 				"err = %v, want %d with %q", err, code, want)
 		}
 		_, err := get("", "linstor-controller", "3370")
@@ -198,7 +198,7 @@ func TestServiceProxy(t *testing.T) {
 		l.LINSTOR().AddNode("wk1")
 		for _, port := range []string{"3370", "api"} {
 			body, err := get("", "linstor-controller", port)
-			must.Not(t, err != nil || !strings.Contains(body, `"connection_status":"ONLINE"`), "%s: %s, %v", port, body, err)
+			must.Hold(t, err == nil && strings.Contains(body, `"connection_status":"ONLINE"`), "%s: %s, %v", port, body, err)
 		}
 		_, err = get("https", "linstor-controller", "3370")
 		refused(err, http.StatusServiceUnavailable, "error trying to reach service: ")
@@ -287,12 +287,12 @@ func TestTables(t *testing.T) {
 			table := must.Get(tableOf(t, c, "/api/v1/nodes?includeObject="+include, asTable))(t)
 			var row struct{ Kind string }
 			raw := table.Rows[0].Object.Raw
-			must.Not(t, len(raw) > 0 && json.Unmarshal(raw, &row) != nil || row.Kind != want, "includeObject=%s: %s", include, raw)
+			must.Hold(t, (len(raw) == 0 || json.Unmarshal(raw, &row) == nil) && row.Kind == want, "includeObject=%s: %s", include, raw)
 		}
 		_, err := tableOf(t, c, "/api/v1/nodes?includeObject=All", asTable)
-		must.Not(t, !apierrors.IsBadRequest(err) || !strings.Contains(err.Error(), "Unable to convert to Table as requested: includeObject"), "an unknown includeObject: %v", err)
+		must.Hold(t, apierrors.IsBadRequest(err) && strings.Contains(err.Error(), "Unable to convert to Table as requested: includeObject"), "an unknown includeObject: %v", err)
 		plain, err := tableOf(t, c, "/api/v1/nodes", "application/json,"+asTable)
-		must.Not(t, err != nil || plain.Kind != "NodeList", "objects were preferred, got a %s, %v", plain.Kind, err)
+		must.Hold(t, err == nil && plain.Kind == "NodeList", "objects were preferred, got a %s, %v", plain.Kind, err)
 	})
 }
 
@@ -332,7 +332,7 @@ func newBridge(t *testing.T, upstream *lab, nodes ...string) *lab {
 		_ = up.Close() // it never fails
 		mu.Lock()
 		defer mu.Unlock()
-		must.Not(t, len(refused) > 0, "refused: %v", refused)
+		must.Hold(t, len(refused) == 0, "refused: %v", refused)
 	})
 	return startLab(t, kubeapi.Options{Upstream: up, Refused: func(err error) { mu.Lock(); defer mu.Unlock(); refused = append(refused, err) }}, nodes...)
 }
@@ -352,12 +352,12 @@ func TestBridge(t *testing.T) {
 			t.Fatalf("pods on the nodes: %v, want two of web", pods)
 		}
 		n := look(t, there, "wk1")
-		must.Not(t, n.BootID != "boot-1-wk1" || n.Ready != corev1.ConditionTrue, "node wk1 is %+v", n)
+		must.Hold(t, n.BootID == "boot-1-wk1" && n.Ready == corev1.ConditionTrue, "node wk1 is %+v", n)
 		lease, err := there.CoordinationV1().Leases("kube-node-lease").Get(t.Context(), "wk1", metav1.GetOptions{})
-		must.Not(t, err != nil || time.Since(lease.Spec.RenewTime.Time) > 11*time.Second, "lease of wk1: %+v, %v", lease, err)
+		must.Hold(t, err == nil && time.Since(lease.Spec.RenewTime.Time) <= 11*time.Second, "lease of wk1: %+v, %v", lease, err)
 
 		list, err := c.CoreV1().Pods("default").List(t.Context(), metav1.ListOptions{LabelSelector: "app=web"})
-		must.Never(t, err != nil || len(list.Items) != 2, "pods through the lab: %v, %v", list, err)
+		must.Be(t, err == nil && len(list.Items) == 2, "pods through the lab: %v, %v", list, err)
 		pod := list.Items[0]
 		evict := func() error {
 			return c.PolicyV1().Evictions("default").Evict(t.Context(), &policyv1.Eviction{ObjectMeta: metav1.ObjectMeta{Name: pod.Name, Namespace: "default"}})
@@ -539,7 +539,7 @@ func TestPatches(t *testing.T) {
 		got, err := maps.Patch(t.Context(), "x", tc.kind, []byte(tc.patch), metav1.PatchOptions{})
 		if tc.want == nil {
 			known := apierrors.APIStatus(nil)
-			must.Never(t, !errors.As(err, &known) || known.Status().Code != http.StatusUnprocessableEntity, "err = %v, want 422", err)
+			must.Be(t, errors.As(err, &known) && known.Status().Code == http.StatusUnprocessableEntity, "err = %v, want 422", err)
 			return
 		}
 		must.Do(t, err)
@@ -578,7 +578,7 @@ func TestDiscovery(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newLab(t).client(t, "system:masters")
 		v, err := c.Discovery().ServerVersion()
-		must.Not(t, err != nil || v.GitVersion != "v1.35.4" || v.Minor != "35", "version = %+v, %v", v, err)
+		must.Hold(t, err == nil && v.GitVersion == "v1.35.4" && v.Minor == "35", "version = %+v, %v", v, err)
 		_, lists, err := c.Discovery().ServerGroupsAndResources()
 		must.Do(t, err)
 		var served []string
@@ -616,7 +616,7 @@ func TestWatchSeesWhatItSelects(t *testing.T) {
 			for range 3 {
 				e := <-w.ResultChan()
 				_, ok := e.Object.(*corev1.Node)
-				must.Never(t, !ok, "%s: event %s with a %T", accept, e.Type, e.Object)
+				must.Be(t, ok, "%s: event %s with a %T", accept, e.Type, e.Object)
 				got = append(got, e.Type)
 			}
 			w.Stop()
@@ -641,7 +641,7 @@ func TestRecorderSeesAndBreaksRequests(t *testing.T) {
 		}
 		l.calls.Hooks(nil, nil)
 		n, err := l.Node(t.Context(), "wk1")
-		must.Never(t, err != nil || n.Spec.Unschedulable, "a request that was broken off has acted: %v, %v", n, err)
+		must.Be(t, err == nil && !n.Spec.Unschedulable, "a request that was broken off has acted: %v, %v", n, err)
 		acted := false
 		l.calls.Hooks(nil, func(record.Call) {
 			n, err := l.Node(t.Context(), "wk1")
@@ -672,7 +672,7 @@ func TestServesOnRealSockets(t *testing.T) {
 	}
 	c := must.Get(kubernetes.NewForConfig(cfg))(t)
 	list, err := c.CoreV1().Namespaces().List(t.Context(), metav1.ListOptions{})
-	must.Not(t, err != nil || len(list.Items) != 4, "namespaces = %v, %v", list, err)
+	must.Hold(t, err == nil && len(list.Items) == 4, "namespaces = %v, %v", list, err)
 	must.Do(t, listener.Close())
 	must.Pass(t, <-served)
 }
@@ -716,7 +716,7 @@ func TestListsComeInPages(t *testing.T) {
 		time.Sleep(6 * time.Minute)
 		_, err = c.List(t.Context(), metav1.ListOptions{Limit: 2, Continue: list.GetContinue()})
 		status, is := err.(apierrors.APIStatus)
-		must.Never(t, !is || !apierrors.IsResourceExpired(err) || status.Status().Continue == "", "an old token: %v", err)
+		must.Be(t, is && apierrors.IsResourceExpired(err) && status.Status().Continue != "", "an old token: %v", err)
 		rest, err := c.List(t.Context(), metav1.ListOptions{Limit: 100, Continue: status.Status().Continue})
 		if err != nil || len(rest.Items) != 6 { // present objects, including newer ones
 			t.Errorf("the rest as it is now: %d, %v", len(rest.Items), err)
@@ -725,7 +725,7 @@ func TestListsComeInPages(t *testing.T) {
 			t.Errorf("a token and a revision: %v", err)
 		}
 		selected, err := c.List(t.Context(), metav1.ListOptions{Limit: 1, LabelSelector: "!none"})
-		must.Not(t, err != nil || selected.GetContinue() == "" || selected.GetRemainingItemCount() != nil,
+		must.Hold(t, err == nil && selected.GetContinue() != "" && selected.GetRemainingItemCount() == nil,
 			"a list with a selector tells how many are left: %v, %v", selected, err)
 		if _, err := c.List(t.Context(), metav1.ListOptions{Continue: "nonsense"}); !apierrors.IsBadRequest(err) {
 			t.Errorf("no token at all: %v", err)
@@ -784,14 +784,11 @@ func TestInformer(t *testing.T) {
 		nodes := f.Core().V1().Nodes()
 		informer := nodes.Informer()
 		f.Start(ctx.Done())
-		if !cache.WaitForCacheSync(ctx.Done(), informer.HasSynced) {
-			t.Fatal("informer did not sync")
-		}
+		must.Be(t, cache.WaitForCacheSync(ctx.Done(), informer.HasSynced), "informer did not sync")
 		time.Sleep(10 * time.Second)
 		n, err := nodes.Lister().Get("wk1")
-		if err != nil || n.Status.NodeInfo.BootID != "boot-1-wk1" || len(n.Spec.Taints) != 0 {
-			t.Errorf("informer's node = %+v, %v", n, err)
-		}
+		must.Hold(t, err == nil && n.Status.NodeInfo.BootID == "boot-1-wk1" && len(n.Spec.Taints) == 0,
+			"informer's node = %+v, %v", n, err)
 		cancel()
 		f.Shutdown()
 	})

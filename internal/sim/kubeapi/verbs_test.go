@@ -61,16 +61,16 @@ func TestApply(t *testing.T) {
 			{name: "only to see again", manager: "kubectl", data: `{}`, dry: true, there: map[string]string{"a": "2", "c": "1"}},
 		} {
 			got, err := apply(step.manager, step.data, step.force, step.dry)
-			must.Not(t, step.err != nil && !step.err(err) || step.err == nil && err != nil, "%s: %v", step.name, err)
+			must.Hold(t, (step.err == nil || step.err(err)) && (step.err != nil || err == nil), "%s: %v", step.name, err)
 			diff := cmp.Diff(step.want, got.Data)
-			must.Not(t, err == nil && diff != "", "%s: answer (-want +got):\n%s", step.name, diff)
+			must.Hold(t, err != nil || diff == "", "%s: answer (-want +got):\n%s", step.name, diff)
 			now, err := c.Get(t.Context(), "m", metav1.GetOptions{})
-			must.Not(t, step.there == nil && !apierrors.IsNotFound(err), "%s: it is there: %v", step.name, err)
+			must.Hold(t, step.there != nil || apierrors.IsNotFound(err), "%s: it is there: %v", step.name, err)
 			must.Equal(t, "what is there", step.there, now.Data)
 		}
 		before := must.Get(apply("kubectl", `{"a":"2","c":"1"}`, false, false))(t)
 		after, err := apply("kubectl", `{"a":"2","c":"1"}`, false, false)
-		must.Not(t, err != nil || after.ResourceVersion != before.ResourceVersion, "the same again is revision %s after %s, %v", after.ResourceVersion, before.ResourceVersion, err)
+		must.Hold(t, err == nil && after.ResourceVersion == before.ResourceVersion, "the same again is revision %s after %s, %v", after.ResourceVersion, before.ResourceVersion, err)
 	})
 }
 
@@ -87,14 +87,14 @@ func TestDaemonSetRollsOut(t *testing.T) {
 		must.Get(c.AppsV1().DaemonSets("kube-system").Patch(t.Context(), "kube-proxy", types.StrategicMergePatchType, []byte(patch), metav1.PatchOptions{}))(t)
 		for i := 0; ; i++ {
 			ds := must.Get(c.AppsV1().DaemonSets("kube-system").Get(t.Context(), "kube-proxy", metav1.GetOptions{}))(t)
-			must.Never(t, ds.Status.NumberReady < 2 || i > 60, "after %d s: %+v", i, ds.Status)
+			must.Be(t, ds.Status.NumberReady >= 2 && i <= 60, "after %d s: %+v", i, ds.Status)
 			if ds.Status.ObservedGeneration == ds.Generation && ds.Status.UpdatedNumberScheduled == 3 && ds.Status.NumberReady == 3 {
 				break
 			}
 			time.Sleep(time.Second)
 		}
 		got := proxies(t, c)
-		must.Not(t, got["registry.k8s.io/kube-proxy:v1.36.1"] != 3 || len(got) != 1, "in the end %v", got)
+		must.Hold(t, got["registry.k8s.io/kube-proxy:v1.36.1"] == 3 && len(got) == 1, "in the end %v", got)
 	})
 }
 
@@ -158,7 +158,7 @@ func TestCustomResourcesAreServedOnceDefined(t *testing.T) {
 		l.Define(r)
 		must.Equal(t, "discovery", []string{"widgets Widget"}, groups())
 		list, err := c.Resource(r.GroupVersionResource).List(t.Context(), metav1.ListOptions{})
-		must.Never(t, err != nil || len(list.Items) != 0, "empty: %v, %v", list, err)
+		must.Be(t, err == nil && len(list.Items) == 0, "empty: %v, %v", list, err)
 		for _, name := range []string{"b", "a"} {
 			must.Get(l.Store().Create(t.Context(), r.GroupVersionResource, widget(name, 1)))(t)
 		}
@@ -260,7 +260,7 @@ func TestCertificateRequestsAreSelectedBySigner(t *testing.T) {
 			must.Get(c.Create(t.Context(), r, metav1.CreateOptions{}))(t)
 		}
 		list, err := c.List(t.Context(), metav1.ListOptions{FieldSelector: "spec.signerName=" + certificatesv1.KubeletServingSignerName})
-		must.Not(t, err != nil || len(list.Items) != 1 || list.Items[0].Name != "a", "list = %+v, %v", list, err)
+		must.Hold(t, err == nil && len(list.Items) == 1 && list.Items[0].Name == "a", "list = %+v, %v", list, err)
 	})
 }
 
@@ -290,7 +290,7 @@ func TestUnknownFields(t *testing.T) {
 		must.Equal(t, "ignored, warned of", []any{nil, 0}, []any{post("Ignore"), len(*said)})
 		const refused = `Deployment in version "v1" cannot be handled as a Deployment: strict decoding error: unknown field "spec.replcas"`
 		err := post("Strict")
-		must.Not(t, err == nil || err.Error() != refused, "Strict: %v", err)
+		must.Hold(t, err != nil && err.Error() == refused, "Strict: %v", err)
 		deploy(t, l.client(t, "system:masters"), "web", 1)
 		patch := func(kind types.PatchType) error {
 			return c.Patch(kind).RequestURI(path + "/web?fieldValidation=Strict&fieldManager=me").Body([]byte(wrong)).Do(t.Context()).Error()
@@ -301,7 +301,7 @@ func TestUnknownFields(t *testing.T) {
 			types.ApplyPatchType:          "failed to create typed patch object (default/web; apps/v1, Kind=Deployment): .spec.replcas: field not declared in schema",
 		} {
 			err := patch(kind)
-			must.Not(t, err == nil || !strings.HasSuffix(err.Error(), want), "%s: %v", kind, err)
+			must.Hold(t, err != nil && strings.HasSuffix(err.Error(), want), "%s: %v", kind, err)
 		}
 	})
 }
@@ -321,7 +321,7 @@ func TestOwners(t *testing.T) {
 		must.Do(t, apply("a", `{"port":80,"protocol":"TCP","name":"http"}`))
 		must.Pass(t, apply("b", `{"port":443,"protocol":"TCP","name":"https"}`))
 		err := apply("b", `{"port":80,"protocol":"TCP","name":"web"}`)
-		must.Not(t, err == nil || err.Error() != `Apply failed with 1 conflict: conflict with "a": .spec.ports[port=80,protocol="TCP"].name`, "the same port: %v", err)
+		must.Hold(t, err != nil && err.Error() == `Apply failed with 1 conflict: conflict with "a": .spec.ports[port=80,protocol="TCP"].name`, "the same port: %v", err)
 	})
 }
 
@@ -340,7 +340,7 @@ func TestOpenAPI(t *testing.T) {
 			if err == nil {
 				err = json.Unmarshal(b, into)
 			}
-			must.Never(t, err != nil, "%s: %v", uri, err)
+			must.Be(t, err == nil, "%s: %v", uri, err)
 		}
 		fetch("/openapi/v3", &index)
 		for _, r := range append(store.Resources(), widgets(false)) {
@@ -379,11 +379,11 @@ func TestOpenAPI(t *testing.T) {
 			must.Equal(t, "patch, schema", []any{true, true}, []any{patched, described})
 			if r.Kind == "Pod" {
 				containers := doc.Components.Schemas["io.k8s.api.core.v1.PodSpec"].Properties["containers"]
-				must.Not(t, containers["x-kubernetes-patch-merge-key"] != "name" ||
-					containers["x-kubernetes-patch-strategy"] != "merge", "containers: %v", containers)
+				must.Hold(t, containers["x-kubernetes-patch-merge-key"] == "name" &&
+					containers["x-kubernetes-patch-strategy"] == "merge", "containers: %v", containers)
 			}
 		}
-		must.Not(t, must.Err(c.Get().RequestURI("/openapi/v3/apis/batch/v1").DoRaw(t.Context())) == nil,
+		must.Hold(t, must.Err(c.Get().RequestURI("/openapi/v3/apis/batch/v1").DoRaw(t.Context())) != nil,
 			"a group that is not served has a document")
 	})
 }
@@ -511,8 +511,8 @@ func TestMirrorPods(t *testing.T) {
 		before := show("at first", "kube-apiserver-cp1 v1 ready=true", "kube-scheduler-cp1 v1 ready=true")
 		l.StaticPods(uuid, []kubeapi.StaticPod{static("kube-apiserver", "v2", "ErrImagePull"), static("kube-scheduler", "v1", "")})
 		after := show("another version", "kube-apiserver-cp1 v2 ready=false ErrImagePull", "kube-scheduler-cp1 v1 ready=true")
-		must.Not(t, before["kube-apiserver-cp1"] == after["kube-apiserver-cp1"] ||
-			before["kube-scheduler-cp1"] != after["kube-scheduler-cp1"], "UIDs before %v, after %v", before, after)
+		must.Hold(t, before["kube-apiserver-cp1"] != after["kube-apiserver-cp1"] &&
+			before["kube-scheduler-cp1"] == after["kube-scheduler-cp1"], "UIDs before %v, after %v", before, after)
 		l.NodeDown(uuid)
 		show("without a kubelet", "kube-apiserver-cp1 v2 ready=false ErrImagePull", "kube-scheduler-cp1 v1 ready=true")
 		l.NodeUp(node("cp1", 0))
@@ -626,7 +626,7 @@ func TestLonghornEvicts(t *testing.T) {
 		before, _, _ := unstructured.NestedMap(tc.wk1.Object, "status", "diskStatus", "default-disk", "scheduledReplica")
 		others, _, _ := unstructured.NestedMap(tc.wk2.Object, "status", "diskStatus", "default-disk", "scheduledReplica")
 		diff := cmp.Diff(tc.volumes, left)
-		must.Not(t, diff != "" || count != len(before)+len(others), "%d replicas in all; on wk1 (-want +got):\n%s", count, diff)
+		must.Hold(t, diff == "" && count == len(before)+len(others), "%d replicas in all; on wk1 (-want +got):\n%s", count, diff)
 	})
 }
 
@@ -654,7 +654,7 @@ func TestDumpAndLoad(t *testing.T) {
 		}
 		before := values()
 		for _, key := range []string{"/registry/minions/wk1", "/registry/example.org/widgets/default/kept", "/registry/deployments/kube-system/coredns"} {
-			must.Not(t, before[key] == "", "there is no %s", key)
+			must.Hold(t, before[key] != "", "there is no %s", key)
 		}
 		dump := must.Get(l.Dump(ctx))(t)
 		must.Get(s.Delete(ctx, r.GroupVersionResource, "default", "kept", metav1.DeleteOptions{}))(t)
@@ -665,10 +665,10 @@ func TestDumpAndLoad(t *testing.T) {
 
 		must.Do(t, l.Renew(ctx, nil))
 		fresh := values()
-		must.Not(t, fresh["/registry/namespaces/kube-system"] == "" ||
-			fresh["/registry/example.org/widgets/default/kept"] != "", "a new cluster has %d objects", len(fresh))
-		must.Not(t, l.Load([]kubeapi.Stored{{Key: "/registry/pods/default/web", Value: []byte("k8s\x00what")}}) == nil,
+		must.Hold(t, fresh["/registry/namespaces/kube-system"] != "" &&
+			fresh["/registry/example.org/widgets/default/kept"] == "", "a new cluster has %d objects", len(fresh))
+		must.Hold(t, l.Load([]kubeapi.Stored{{Key: "/registry/pods/default/web", Value: []byte("k8s\x00what")}}) != nil,
 			"no error for something that is not an object")
-		must.Not(t, must.Err(s.Get(ctx, store.Nodes(), "", "wk1")) == nil, "what could not be read has changed something")
+		must.Hold(t, must.Err(s.Get(ctx, store.Nodes(), "", "wk1")) != nil, "what could not be read has changed something")
 	})
 }

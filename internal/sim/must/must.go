@@ -130,18 +130,3 @@ func Be(t testing.TB, holds bool, text string, args ...any) {
 		t.Fatalf(text, args...)
 	}
 }
-
-// Not reports what must not be, with what was seen. The test goes on.
-func Not(t testing.TB, is bool, format string, seen ...any) {
-	t.Helper()
-	if is {
-		t.Errorf(format, seen...)
-	}
-}
-
-// Never is Not for what ends the test.
-func Never(t testing.TB, is bool, format string, seen ...any) {
-	if t.Helper(); is {
-		t.Fatalf(format, seen...)
-	}
-}

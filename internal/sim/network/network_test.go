@@ -127,9 +127,7 @@ func TestKeptConnections(t *testing.T) {
 		defer client.CloseIdleConnections()
 		for i := range 500 {
 			res, err := client.Post("http://127.42.7.1/", "text/plain", strings.NewReader("request"))
-			if err != nil {
-				t.Fatalf("request %d: %v", i+1, err)
-			}
+			must.Be(t, err == nil, "request %d: %v", i+1, err)
 			got, err := io.ReadAll(res.Body)
 			_ = res.Body.Close()
 			if want := fmt.Sprint("answer ", i+1); err != nil || string(got) != want {
@@ -149,9 +147,7 @@ func TestDeadlines(t *testing.T) {
 			accepted <- err
 		}()
 		conn, err := n.Dialer().DialContext(t.Context(), "tcp", "127.42.7.1:80")
-		if err != nil || <-accepted != nil {
-			t.Fatal(err)
-		}
+		must.Be(t, err == nil && <-accepted == nil, "%v", err)
 		_ = conn.SetDeadline(time.Now().Add(time.Second))
 		must.FailIs(t, must.Err(conn.Read(make([]byte, 1))), os.ErrDeadlineExceeded)
 		synctest.Wait() // both deadlines have passed

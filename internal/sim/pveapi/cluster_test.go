@@ -488,7 +488,7 @@ func TestHolderKeepsItsDisk(t *testing.T) {
 		same(t, held+",serial=held,size=1G", l.config(9011)["scsi4"])
 		l.putOK(vm+"/config", "delete=scsi4")
 		c := l.config(9011)
-		must.Not(t, c["scsi4"] != nil || c["unused0"] != nil, "after the detach: %v, %v", c["scsi4"], c["unused0"])
+		must.Hold(t, c["scsi4"] == nil && c["unused0"] == nil, "after the detach: %v, %v", c["scsi4"], c["unused0"])
 		l.putOK(vm+"/config", "scsi4="+held, "protection=1")
 		l.putOK(vm+"/config", "protection=0")
 		must.Do(t, l.world.DefineVM("pve1", 9090, nil, nil))
@@ -554,9 +554,7 @@ func waits(t *testing.T) func(task *proxmox.Task, err error) {
 		t.Helper()
 		must.Do(t, err)
 		must.Do(t, task.Wait(t.Context(), time.Second, time.Minute))
-		if !task.IsSuccessful {
-			t.Fatalf("task %s: %s", task.UPID, task.ExitStatus)
-		}
+		must.Be(t, task.IsSuccessful, "task %s: %s", task.UPID, task.ExitStatus)
 	}
 }
 
@@ -594,9 +592,7 @@ func TestGoProxmox(t *testing.T) {
 		must.Do(t, err)
 		content, err := storage.GetContent(ctx)
 		must.Do(t, err)
-		if len(content) != 1 || content[0].Size != 10<<30 || content[0].VMID != 9012 {
-			t.Errorf("content %+v", content)
-		}
+		must.Hold(t, len(content) == 1 && content[0].Size == 10<<30 && content[0].VMID == 9012, "content %+v", content)
 		wait(vm.Delete(ctx, nil))
 		must.Equal(t, "the disk is still there", false, l.world.Media("thin:vm-9012-disk-0", "pve1") != nil)
 	})

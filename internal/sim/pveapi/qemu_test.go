@@ -82,7 +82,7 @@ func TestSnapshotsHoldTheirVolumes(t *testing.T) {
 		for _, path := range []string{vm + "/snapshot/one/config", vm + "/config?snapshot=one"} {
 			c := l.do("GET", path).Data.(map[string]any)
 			diff := cmp.Diff([]any{"fast:9011/vm-9011-state-one.raw", l.config(9011)["scsi1"], nil}, []any{c["vmstate"], c["scsi1"], c["parent"]})
-			must.Not(t, diff != "", "%s: %s", path, diff)
+			must.Hold(t, diff == "", "%s: %s", path, diff)
 		}
 		same(t, "500 snapshot 'x' does not exist", l.do("GET", vm+"/config?snapshot=x").Status)
 		l.putOK(vm+"/config", "delete=scsi1")
@@ -96,7 +96,7 @@ func TestSnapshotsHoldTheirVolumes(t *testing.T) {
 func (l *lab) putOK(path string, form ...string) string {
 	l.t.Helper()
 	r := l.do("PUT", path, form...)
-	must.Never(l.t, r.Status != "200 OK", "PUT %s %v: %+v", path, form, r)
+	must.Be(l.t, r.Status == "200 OK", "PUT %s %v: %+v", path, form, r)
 	return "OK"
 }
 
@@ -124,7 +124,7 @@ func TestDestroyTakesPendingVolumes(t *testing.T) {
 	inLab(t, func(t *testing.T, l *lab) {
 		l.world.FillStorage("thin")
 		got := l.do("PUT", vm+"/config", "scsi2=fast:1", "scsi3=thin:1").Status
-		must.Never(t, !strings.HasPrefix(got, "500 unable to create image"), "%v", got)
+		must.Be(t, strings.HasPrefix(got, "500 unable to create image"), "%v", got)
 		same(t, nil, l.do("GET", vm+"/config?current=1").Data.(map[string]any)["scsi2"])
 		taskOK(t, l.task("DELETE", vm))
 		same(t, []string(nil), l.volumes("fast"))
@@ -150,7 +150,7 @@ func TestDeleteOfABaseVolume(t *testing.T) {
 		must.Do(t, l.world.DefineVM("pve1", 400, map[string]string{"scsi0": "fast:1", "net0": "virtio=BC:24:11:00:04:00,bridge=vmbr0"}, nil))
 		for _, step := range [][]string{{"/template"}, {"/clone", "newid=401"}, {"/clone", "newid=402", "full=1", "name=copy"}} {
 			got := l.task("POST", "/nodes/pve1/qemu/400"+step[0], step[1:]...)
-			must.Never(t, got != "OK", "%v: %s", step, got)
+			must.Be(t, got == "OK", "%v: %s", step, got)
 		}
 		linked, full := l.config(401), l.config(402)
 		got := []any{linked["scsi0"], linked["name"], full["scsi0"], full["name"], full["template"], linked["net0"] == full["net0"]}
@@ -203,7 +203,7 @@ func TestMoveWindows(t *testing.T) {
 		l.putOK("/nodes/pve1/qemu/9090/config", "scsi1="+renamed+",serial=data-wk1")
 		same(t, []string(nil), l.world.Violations())
 		d := l.world.Persistent()[0]
-		must.Not(t, d.VMID != 9090 || d.Volid != renamed || d.Unnamed != 0 || d.LongestUnnamed < time.Minute, "%+v", d)
+		must.Hold(t, d.VMID == 9090 && d.Volid == renamed && d.Unnamed == 0 && d.LongestUnnamed >= time.Minute, "%+v", d)
 	})
 }
 
@@ -399,7 +399,7 @@ func TestSnapshotOfATemplate(t *testing.T) {
 		l.putOK("/nodes/pve1/qemu/9012/config", "delete=scsi1")
 		taskOK(t, l.task("POST", "/nodes/pve1/qemu/9012/snapshot", "snapname=one"))
 		got := l.do("GET", "/nodes/pve1/qemu/9012/snapshot/one/config").Data.(map[string]any)
-		must.Not(t, got["unused0"] != nil || got["description"] != nil || got["scsi0"] != "thin:vm-9012-disk-0,size=1G",
+		must.Hold(t, got["unused0"] == nil && got["description"] == nil && got["scsi0"] == "thin:vm-9012-disk-0,size=1G",
 			"%v", got)
 		must.Do(t, l.world.DeleteSnapshot(9012, "one"))
 		l.task("POST", "/nodes/pve1/qemu/9012/template")
@@ -458,7 +458,7 @@ func TestMigrate(t *testing.T) {
 		upid := l.do("POST", migrant+"/migrate", append(test.form, "target=pve2")...).Data.(string)
 		time.Sleep(1200 * time.Millisecond)
 		meanwhile, err := l.world.LookupVM("pve1", 9012)
-		must.Not(t, err == nil && meanwhile.Config["lock"] != "migrate", "meanwhile: %v", meanwhile.Config)
+		must.Hold(t, err != nil || meanwhile.Config["lock"] == "migrate", "meanwhile: %v", meanwhile.Config)
 		want := "500 VM is locked (migrate)"
 		if err != nil { // it has moved already
 			want = "500 Configuration file 'nodes/pve1/qemu-server/9012.conf' does not exist"
@@ -470,7 +470,7 @@ func TestMigrate(t *testing.T) {
 		same(t, []any{test.want, "", test.running}, []any{vm.Config["scsi0"], vm.Config["lock"], vm.Running})
 		volid, _, _ := strings.Cut(test.want, ",")
 		got := l.world.Media(volid, "pve2")
-		must.Not(t, got == nil || string(got.Bytes()) != "bytes", "the disk there: %v", got)
+		must.Hold(t, got != nil && string(got.Bytes()) == "bytes", "the disk there: %v", got)
 		same(t, test.there, l.volumesOn("pve2", "fast"))
 		same(t, []string(nil), l.world.Violations())
 	})
@@ -526,10 +526,10 @@ func TestMigrateRefused(t *testing.T) {
 			got, log = task.ExitStatus, task.Log
 		}
 		must.Equal(t, "log", test.want, got)
-		must.Not(t, test.log != "" && !slices.Contains(log, test.log), "log: %q", log)
+		must.Hold(t, test.log == "" || slices.Contains(log, test.log), "log: %q", log)
 		vm := must.Get(l.world.LookupVM("pve1", 9012))(t)
 		lock := vm.Config["lock"]
-		must.Not(t, lock != "" && test.want != "500 VM is locked (backup)" || vm.Running != test.running, "lock %q, running %v", lock, vm.Running)
+		must.Hold(t, (lock == "" || test.want == "500 VM is locked (backup)") && vm.Running == test.running, "lock %q, running %v", lock, vm.Running)
 	})
 }
 
@@ -615,10 +615,10 @@ func TestRunningBackupLocks(t *testing.T) {
 		several := l.world.StartBackup("root@pam", "pve1", time.Minute, 9011, 700)
 		time.Sleep(time.Second)
 		tasks := l.do("GET", "/nodes/pve1/tasks?source=active&typefilter=vzdump").Data.([]any)
-		must.Not(t, len(tasks) != 1 || tasks[0].(map[string]any)["id"] != "9011" ||
-			tasks[0].(map[string]any)["user"] != "root@pam", "%v", tasks)
+		must.Hold(t, len(tasks) == 1 && tasks[0].(map[string]any)["id"] == "9011" &&
+			tasks[0].(map[string]any)["user"] == "root@pam", "%v", tasks)
 		task, _ := l.world.LookupTask(several)
-		must.Not(t, task.ExitStatus != "job errors" || task.ID != "", "the second one: %+v", task)
+		must.Hold(t, task.ExitStatus == "job errors" && task.ID == "", "the second one: %+v", task)
 		same(t, "500 VM is locked (backup)", l.do("PUT", vm+"/config", "memory=1024").Status)
 		taskOK(t, l.ended(upid))
 		l.putOK(vm+"/config", "memory=1024")
@@ -675,11 +675,11 @@ func TestBackupEndsWithItsHost(t *testing.T) {
 			return vm.Config["lock"]
 		}
 		task, _ := l.world.WaitTask(upid)
-		must.Not(t, task.ExitStatus != "unexpected status" || lock() != "backup", "%+v, lock %q", task, lock())
+		must.Hold(t, task.ExitStatus == "unexpected status" && lock() == "backup", "%+v, lock %q", task, lock())
 		l.world.BootHost("pve1")
 		time.Sleep(time.Minute)
 		vm := must.Get(l.world.LookupVM("pve1", 9011))(t)
-		must.Not(t, lock() != "" || !vm.Running, "lock %q, running %v", lock(), vm.Running)
+		must.Hold(t, lock() == "" && vm.Running, "lock %q, running %v", lock(), vm.Running)
 	})
 }
 
@@ -743,7 +743,7 @@ func richLab(t *testing.T, l *lab) {
 func TestEveryOptionIsKnown(t *testing.T) {
 	t.Parallel()
 	defined, ok := apidoctest.Schema(t).Parameters("POST", "/nodes/{node}/qemu")
-	must.Never(t, !ok, "the schema has no way to create a VM")
+	must.Be(t, ok, "the schema has no way to create a VM")
 	for _, p := range defined {
 		name := p.Name
 		if name == "numa" && p.Indexed {
@@ -751,7 +751,7 @@ func TestEveryOptionIsKnown(t *testing.T) {
 		}
 		_, root := rootOnly[name]
 		_, numbered := rootOnly[name+"0"]
-		must.Not(t, values[name] == nil && !root && !numbered && !slices.Contains(besides, name), "%s is in no table", name)
+		must.Hold(t, values[name] != nil || root || numbered || slices.Contains(besides, name), "%s is in no table", name)
 	}
 }
 
@@ -886,7 +886,7 @@ func TestPasswordIsMasked(t *testing.T) {
 		same(t, "**********", l.config(9011)["cipassword"])
 		for _, row := range l.do("GET", vm+"/pending").Data.([]any) {
 			r := row.(map[string]any)
-			must.Not(t, r["key"] == "cipassword" && r["value"] != "**********", "pending shows %v", r)
+			must.Hold(t, r["key"] != "cipassword" || r["value"] == "**********", "pending shows %v", r)
 		}
 	})
 }
@@ -921,7 +921,7 @@ func TestOtherNames(t *testing.T) {
 		}
 		l.putOK("/nodes/pve1/qemu/9012/config", "cdrom=none", "description= \n")
 		got := l.config(9012)
-		must.Not(t, got["ide2"] != "none,media=cdrom" || got["description"] != nil, "%v", got)
+		must.Hold(t, got["ide2"] == "none,media=cdrom" && got["description"] == nil, "%v", got)
 		l.putOK("/nodes/pve1/qemu/9012/config", "delete=cdrom")
 		same(t, nil, l.config(9012)["ide2"])
 		const tooLarge = "500 balloon value too large (must be smaller than assigned memory)"

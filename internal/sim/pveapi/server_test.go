@@ -106,7 +106,7 @@ func same(t *testing.T, want, got any) {
 // taskOK ends the test unless a task has ended well.
 func taskOK(t *testing.T, ended any) {
 	t.Helper()
-	must.Never(t, ended != "OK", "%v", ended)
+	must.Be(t, ended == "OK", "%v", ended)
 }
 
 // certificate is made inside the bubble, whose clock decides its validity.
@@ -183,9 +183,9 @@ func (l *lab) task(method, path string, form ...string) string {
 	l.t.Helper()
 	r := l.do(method, path, form...)
 	upid, ok := r.Data.(string)
-	must.Never(l.t, !ok, "%s %s: no task: %+v", method, path, r)
+	must.Be(l.t, ok, "%s %s: no task: %+v", method, path, r)
 	t, ok := l.world.WaitTask(upid)
-	must.Never(l.t, !ok, "no task %s", upid)
+	must.Be(l.t, ok, "no task %s", upid)
 	return t.ExitStatus
 }
 
@@ -217,7 +217,7 @@ func (l *lab) config(id int) map[string]any {
 	l.t.Helper()
 	r := l.do("GET", "/nodes/"+l.vm(id).Host+"/qemu/"+itoa(id)+"/config")
 	got, ok := r.Data.(map[string]any)
-	must.Never(l.t, !ok, "config of %d: %+v", id, r)
+	must.Be(l.t, ok, "config of %d: %+v", id, r)
 	for _, key := range []string{"digest", "vmgenid", "meta"} {
 		delete(got, key)
 	}
@@ -436,7 +436,7 @@ func TestClosedWorldBreaksConnections(t *testing.T) {
 		time.Sleep(2 * time.Second)
 		l.world.Close()
 		err := <-ended
-		must.Not(t, err.Error() == "401 No ticket", "%v", err)
+		must.Hold(t, err.Error() != "401 No ticket", "%v", err)
 		same(t, "unexpected status", l.ended(upid))
 	})
 }
@@ -509,10 +509,10 @@ func TestHeld(t *testing.T) {
 		held, late := l.holdNext(c.answer)
 		same(t, c.want, l.sent("DELETE", "/nodes/pve1/qemu/9012", "", c.patience))
 		time.Sleep(time.Hour)
-		must.Never(t, len(l.world.Tasks()) > 0 || !l.there(9012), "it was carried out before it was due")
+		must.Be(t, len(l.world.Tasks()) == 0 && l.there(9012), "it was carried out before it was due")
 		held.Deliver()
 		l.settle()
-		must.Not(t, l.there(9012) || len(late()) != 1 || late()[0] != http.StatusOK,
+		must.Hold(t, !l.there(9012) && len(late()) == 1 && late()[0] == http.StatusOK,
 			"VM 9012 is there: %t; statuses of the late call: %v", l.there(9012), late())
 		held.Deliver() // only the first call counts
 		same(t, 1, len(l.world.Tasks()))
@@ -549,7 +549,7 @@ func TestHeldMeetsWhatIsThere(t *testing.T) {
 		c.meanwhile(l)
 		held.Deliver()
 		l.settle()
-		must.Not(t, len(late()) != 1 || late()[0] != c.status || l.there(9012) == c.gone,
+		must.Hold(t, len(late()) == 1 && late()[0] == c.status && l.there(9012) != c.gone,
 			"late: %v, want %d; VM 9012 is there: %t", late(), c.status, l.there(9012))
 	})
 }
@@ -573,7 +573,7 @@ func TestHeldForEver(t *testing.T) {
 		l.sent("DELETE", "/nodes/pve1/qemu/9011", "", time.Hour)
 		l.world.CrashHost("pve1")
 		held.Deliver()
-		must.Not(t, len(late()) > 0 || !l.there(9011), "late: %v", late())
+		must.Hold(t, len(late()) == 0 && l.there(9011), "late: %v", late())
 		l.world.BootHost("pve1")
 		_, _ = l.holdNext(record.NoAnswer) // never delivered
 		l.sent("DELETE", "/nodes/pve1/qemu/9011", "", time.Hour)
@@ -595,7 +595,7 @@ func TestOthersDrop(t *testing.T) {
 	r := record.New()
 	held := record.Hold(record.NoAnswer)
 	r.Hooks(func(record.Call) error { return held }, nil)
-	must.Not(t, must.Err(r.Begin(record.Call{Proto: "talos"})) == nil, "it is not dropped")
+	must.Hold(t, must.Err(r.Begin(record.Call{Proto: "talos"})) != nil, "it is not dropped")
 	held.Deliver() // returns
 }
 
@@ -696,10 +696,10 @@ func TestLargeUpload(t *testing.T) {
 		runtime.GC()
 		runtime.ReadMemStats(&after)
 		held := int64(after.HeapAlloc) - int64(before.HeapAlloc)
-		must.Not(t, held > size/4, "%d MiB are held", held>>20)
+		must.Hold(t, held <= size/4, "%d MiB are held", held>>20)
 		tasks := l.world.Tasks()
 		taskOK(t, l.ended(tasks[0].UPID))
 		m := l.world.Media("isos:iso/large.iso", "pve1")
-		must.Not(t, m == nil || m.Size() != size, "%v", m)
+		must.Hold(t, m != nil && m.Size() == size, "%v", m)
 	})
 }

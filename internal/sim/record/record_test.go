@@ -43,9 +43,7 @@ func TestKeepingAll(t *testing.T) {
 		r.End(c)
 	}
 	for i, c := range r.Calls() {
-		if c.Seq != i+1 || c.Status != i+1 {
-			t.Fatalf("call %d is %+v", i+1, c)
-		}
+		must.Be(t, c.Seq == i+1 && c.Status == i+1, "call %d is %+v", i+1, c)
 	}
 	must.Equal(t, "dropped, kept", []any{0, 10_000}, []any{r.Dropped(), len(r.Calls())})
 }

@@ -297,9 +297,7 @@ func TestMutants(t *testing.T) {
 				defer mu.Unlock()
 				most = max(most, c.schedules)
 				c.tell(m)
-				if c.by == "" {
-					t.Errorf("%s: %d node-rolls have not found it", m.says, c.nodeRolls)
-				}
+				must.Hold(t, c.by != "", "%s: %d node-rolls have not found it", m.says, c.nodeRolls)
 			})
 		}
 	})
@@ -329,9 +327,7 @@ func chosenMutants(t *testing.T) (named, others []mutant) {
 		}
 	}
 	named, others = everyNth(named, seed), everyNth(others, seed)
-	if len(named)+len(others) == 0 {
-		t.Fatal("no mutant is chosen")
-	}
+	must.Be(t, len(named)+len(others) != 0, "no mutant is chosen")
 	return named, others
 }
 
@@ -362,9 +358,7 @@ func (c caught) tell(m mutant) {
 func hunt(t *testing.T, m mutant, nodeRolls, schedules int) (c caught) {
 	t.Helper()
 	program, err := m.build(t)
-	if err != nil {
-		t.Fatal(err)
-	}
+	must.Do(t, err)
 	play := func(test string, args ...string) (results []Result, said string) {
 		said = spawn(t.Context(), program, test, func(r Result) { results = append(results, r) }, args...)
 		return results, said
@@ -480,9 +474,7 @@ func TestForeignMutantsDoNotApply(t *testing.T) {
 		if err == nil {
 			_, err = m.sources()
 		}
-		if err == nil {
-			t.Errorf("%s: it applies", name)
-		}
+		must.Hold(t, err != nil, "%s: it applies", name)
 	}
 }
 

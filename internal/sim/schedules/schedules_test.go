@@ -270,14 +270,10 @@ type corpusEntry struct {
 func corpus(t testing.TB) (list []corpusEntry) {
 	t.Helper()
 	files, err := filepath.Glob("testdata/corpus/*.txt")
-	if err != nil || len(files) == 0 {
-		t.Fatal("there is no corpus", err)
-	}
+	must.Be(t, err == nil && len(files) != 0, "there is no corpus %v", err)
 	for _, file := range files {
 		b, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		must.Do(t, err)
 		for i, line := range strings.Split(string(b), "\n") {
 			if line = strings.TrimSpace(line); line == "" || strings.HasPrefix(line, "#") {
 				continue
@@ -301,9 +297,7 @@ func TestCaseTextRoundTrip(t *testing.T) {
 			t.Fatalf("%s: %v", c, err)
 		}
 		got, err := Parse(c.String())
-		if err != nil {
-			t.Fatalf("%s: %v", c, err)
-		}
+		must.Be(t, err == nil, "%s: %v", c, err)
 		if diff := cmp.Diff(c, got); diff != "" {
 			t.Fatalf("%s (-drawn +read):\n%s", c, diff)
 		}
@@ -367,9 +361,7 @@ func TestAFaultExcusesNothingBefore(t *testing.T) {
 				s := &struck{Fault: Fault{Name: "off", Where: 0, Call: 1}, kind: kind{name: "off", etcd: true, after: func(*play, *struck) {}}}
 				p.list = []*struck{s}
 				begin(p, s)
-				if !s.begun || len(p.res.Problems) == 0 {
-					t.Errorf("begun %t, problems %q", s.begun, p.res.Problems)
-				}
+				must.Hold(t, s.begun && len(p.res.Problems) != 0, "begun %t, problems %q", s.begun, p.res.Problems)
 			})
 		})
 	}

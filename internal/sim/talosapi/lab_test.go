@@ -146,16 +146,13 @@ func inLab(t *testing.T, test func(*testing.T, *lab)) {
 
 func want(t *testing.T, what, got, want string) {
 	t.Helper()
-	if got != want {
-		t.Errorf("%s: %s\nwant %s", what, got, want)
-	}
+	must.Hold(t, got == want, "%s: %s\nwant %s", what, got, want)
 }
 
 func requireError(t *testing.T, what string, err error, code codes.Code, text string) {
 	t.Helper()
-	if client.StatusCode(err) != code || code != codes.OK && !strings.Contains(err.Error(), text) {
-		t.Errorf("%s: %v, want %s: %s", what, err, code, text)
-	}
+	must.Hold(t, client.StatusCode(err) == code && (code == codes.OK || strings.Contains(err.Error(), text)),
+		"%s: %v, want %s: %s", what, err, code, text)
 }
 
 // version is the build of an image with another version of Talos.

@@ -74,9 +74,7 @@ func nextEntry(t *testing.T, c *client.Client) string {
 		units = append(units, uint16(raw[i])|uint16(raw[i+1])<<8)
 	}
 	name, ok := strings.CutSuffix(string(utf16.Decode(units)), "\x00")
-	if !ok {
-		t.Errorf("variable without a NUL at its end: %q", raw)
-	}
+	must.Hold(t, ok, "variable without a NUL at its end: %q", raw)
 	return name
 }
 

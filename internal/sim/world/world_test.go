@@ -37,7 +37,7 @@ func end(t *testing.T, w *world.World, upid string, err error) string {
 	t.Helper()
 	must.Do(t, err)
 	task, ok := w.WaitTask(upid)
-	must.Never(t, !ok, "no task %s", upid)
+	must.Be(t, ok, "no task %s", upid)
 	return task.ExitStatus
 }
 
@@ -89,7 +89,7 @@ func TestBadDrives(t *testing.T) {
 	inEachWorld(t, tests, func(t *testing.T, w *world.World, test row) {
 		err := w.DefineVM("pve1", 200, map[string]string{"scsi0": test.value}, nil)
 		want := "define VM 200: " + test.want
-		must.Not(t, err == nil || err.Error() != want, "%v, want %s", err, want)
+		must.Hold(t, err != nil && err.Error() == want, "%v, want %s", err, want)
 	})
 }
 
@@ -100,10 +100,10 @@ func TestFullStorage(t *testing.T) {
 		change := world.ChangeRequest{ID: 200, Set: map[string]string{"scsi1": "fast:1"}}
 		w.FillStorage("fast")
 		err := w.SetConfig("", "pve1", change)
-		must.Not(t, err == nil || !strings.HasSuffix(err.Error(), "No space left on device"), "%v", err)
+		must.Hold(t, err != nil && strings.HasSuffix(err.Error(), "No space left on device"), "%v", err)
 		upid, err := w.Resize("", "pve1", world.ResizeRequest{ID: 200, Disk: "scsi0", Size: "+1G"})
 		got := end(t, w, upid, err)
-		must.Not(t, !strings.HasSuffix(got, "No space left on device"), "%v", got)
+		must.Hold(t, strings.HasSuffix(got, "No space left on device"), "%v", got)
 		w.FreeStorage("fast")
 		must.Do(t, w.SetConfig("", "pve1", change))
 	})
@@ -139,7 +139,7 @@ func TestTwoRunningVMsOnOneDisk(t *testing.T) {
 		w.Protect(world.Protected{Serial: "d", Media: data})
 		must.Do(t, w.PowerOn(200))
 		got := w.Violations()
-		must.Never(t, got != nil, "%v", got)
+		must.Be(t, got == nil, "%v", got)
 		must.Do(t, w.PowerOn(201))
 		data.Write([]byte("ruined"))
 		want := []string{
@@ -184,7 +184,7 @@ func TestHotplug(t *testing.T) {
 		must.Do(t, w.PowerOn(200))
 		before := config(t, w, 200)[test.key]
 		err := w.SetConfig("", "pve1", world.ChangeRequest{ID: 200, Set: map[string]string{test.key: test.value}})
-		must.Never(t, (err != nil) != test.refused, "%v", err)
+		must.Be(t, (err != nil) == test.refused, "%v", err)
 		must.Equal(t, "applied at once", test.now, config(t, w, 200)[test.key] != before)
 		must.Do(t, w.PowerOff(200))
 		must.Equal(t, "not applied after the stop", false, config(t, w, 200)[test.key] == before)
@@ -251,7 +251,7 @@ func TestAgent(t *testing.T) {
 		must.Do(t, w.DefineVM("pve1", 200, map[string]string{"agent": "1"}, nil))
 		must.Do(t, w.DefineVM("pve1", 201, map[string]string{}, nil))
 		_, err := w.AgentInterfaces("", "pve1", 201)
-		must.Not(t, err == nil || err.Error() != "No QEMU guest agent configured", "%v", err)
+		must.Hold(t, err != nil && err.Error() == "No QEMU guest agent configured", "%v", err)
 		must.Do(t, w.PowerOn(200))
 		got := must.Get(w.AgentInterfaces("", "pve1", 200))(t)
 		must.Equal(t, "got", want, got)
@@ -352,7 +352,7 @@ func TestPermissions(t *testing.T) {
 		}
 		must.Equal(t, "Permissions", tc.want, w.Permissions(token, tc.path))
 		listed, found := w.EffectivePermissions(token)[tc.path]
-		must.Not(t, found && len(tc.want) == 0, "the list of all has %s, where nothing is held: %v", tc.path, listed)
+		must.Hold(t, !found || len(tc.want) != 0, "the list of all has %s, where nothing is held: %v", tc.path, listed)
 	})
 }
 
@@ -364,7 +364,7 @@ func pooled(t *testing.T) *world.World {
 	w.AddPool("talos")
 	for id, pool := range map[int]string{100: "talos", 101: ""} {
 		_, err := w.CreateVM("", "pve1", world.CreateRequest{ID: id, Pool: pool, Config: map[string]string{"memory": "16"}})
-		must.Never(t, err != nil, "%v", err)
+		must.Be(t, err == nil, "%v", err)
 	}
 	w.Delay(time.Minute) // until their tasks end
 	return w
@@ -437,9 +437,9 @@ func TestFreeingAMissingVolume(t *testing.T) {
 				upid, err := w.DeleteVolume("root@pam", "pve1", volid)
 				must.Do(t, err)
 				task, _ := w.WaitTask(upid)
-				must.Never(t, task.ExitStatus != "OK", "%v", task.ExitStatus)
+				must.Be(t, task.ExitStatus == "OK", "%v", task.ExitStatus)
 				err = w.SetConfig("root@pam", "pve1", world.ChangeRequest{ID: 100, Delete: []string{"unused0"}})
-				must.Not(t, forgiven != (err == nil) || err != nil && !strings.Contains(err.Error(), "does not exist"),
+				must.Hold(t, forgiven == (err == nil) && (err == nil || strings.Contains(err.Error(), "does not exist")),
 					"drop unused0: %v", err)
 			})
 		})

@@ -27,11 +27,11 @@ func TestModifyNode(t *testing.T) {
 	} {
 		w := httptest.NewRecorder()
 		c.ServeHTTP(w, httptest.NewRequest(http.MethodPut, "/v1/nodes/"+tc.node, strings.NewReader(tc.body)))
-		must.Not(t, w.Code != tc.code || !strings.Contains(w.Body.String(), tc.said), "%s: %d %s", tc.body, w.Code, w.Body)
+		must.Hold(t, w.Code == tc.code && strings.Contains(w.Body.String(), tc.said), "%s: %d %s", tc.body, w.Code, w.Body)
 		must.Equal(t, "after", []any{"1", "60"}, []any{c.NodeProperty("wk1", "Aux/a"), c.NodeProperty("wk1", evictAfter)})
 	}
 	w := httptest.NewRecorder()
 	c.ServeHTTP(w, httptest.NewRequest(http.MethodPut, "/v1/nodes/wk1", strings.NewReader(`{"delete_props":["Aux/a","DrbdOptions/AutoEvictAfterTime","Aux/none"]}`)))
-	must.Not(t, w.Code != http.StatusOK || c.NodeProperty("wk1", "Aux/a")+c.NodeProperty("wk1", evictAfter) != "",
+	must.Hold(t, w.Code == http.StatusOK && c.NodeProperty("wk1", "Aux/a")+c.NodeProperty("wk1", evictAfter) == "",
 		"%d %s", w.Code, w.Body)
 }
