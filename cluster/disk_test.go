@@ -56,9 +56,8 @@ func TestParseDisk(t *testing.T) {
 		"no volume in":             {key: "scsi0", value: "size=3G", err: `scsi0: no volume in "size=3G"`},
 	}, func(t *testing.T, tc testCase) {
 		got, err := ParseDisk(tc.key, tc.value)
-		if msg := message(err); msg != tc.err {
-			t.Fatalf("error %q, want %q", msg, tc.err)
-		}
+		msg := message(err)
+		must.Be(t, msg == tc.err, "error %q, want %q", msg, tc.err)
 		must.Equal(t, "got", tc.want, got)
 		must.Equal(t, "size", tc.bytes, got.SizeBytes())
 		if err == nil && strings.HasPrefix(tc.value, got.Volid) && got.Value() != tc.value {
@@ -234,9 +233,8 @@ type proof struct {
 
 func checkProof(t *testing.T, tc proof) {
 	got, err := ProveSystemDisk(VM{ID: 1, Config: tc.config}, tc.machine, tc.slot)
-	if msg := message(err); msg != tc.err {
-		t.Fatalf("error %q, want %q", msg, tc.err)
-	}
+	msg := message(err)
+	must.Be(t, msg == tc.err, "error %q, want %q", msg, tc.err)
 	must.Equal(t, "proved", tc.want, got.Key)
 }
 
@@ -475,9 +473,8 @@ func TestRequireRemakeable(t *testing.T) {
 		"another's architecture": {map[string]string{"arch": "aarch64"}, true},
 		"a device of the host":   {map[string]string{"serial0": "/dev/ttyS0"}, true},
 	} {
-		if err := RequireRemakeable(VM{ID: 1, Config: c.config}, "x86_64"); (fault.KindOf(err) == fault.Refused) != c.refused || (err != nil) != c.refused {
-			t.Errorf("%s: %v", name, err)
-		}
+		err := RequireRemakeable(VM{ID: 1, Config: c.config}, "x86_64")
+		must.Hold(t, (fault.KindOf(err) == fault.Refused) == c.refused && (err != nil) == c.refused, "%s: %v", name, err)
 	}
 }
 

@@ -207,9 +207,8 @@ func TestEmbeddedConfigIsNoExtension(t *testing.T) {
 	t.Parallel()
 	m := RunningSystem{Extensions: []ExtensionEntry{{Name: "embedded-config", Version: "beef"}}}
 	must.Equal(t, "with one", 0, len(DiffExtensions(Build{EmbedsConfig: true}, m)))
-	if got := DiffExtensions(Build{}, m); len(got) != 1 || got[0].Code != "extension-extra" {
-		t.Errorf("without: %+v", got)
-	}
+	got := DiffExtensions(Build{}, m)
+	must.Hold(t, len(got) == 1 && got[0].Code == "extension-extra", "without: %+v", got)
 }
 
 func TestWhenAChangeOfKernelArgumentsTakesEffect(t *testing.T) {
@@ -220,9 +219,8 @@ func TestWhenAChangeOfKernelArgumentsTakesEffect(t *testing.T) {
 		"machine.install.grubUseUKICmdline":  "machine.install.grubUseUKICmdline takes effect at a recreate or reimage by ISO at the earliest: ",
 		"machine.install.disk":               "",
 	} {
-		if got := ArgsWait(VM{}, m, []config.Change{{Document: config.MainDocument, Path: path}}); !strings.HasPrefix(got, want) || (got == "") != (want == "") {
-			t.Errorf("%s: %q", path, got)
-		}
+		got := ArgsWait(VM{}, m, []config.Change{{Document: config.MainDocument, Path: path}})
+		must.Hold(t, strings.HasPrefix(got, want) && (got == "") == (want == ""), "%s: %q", path, got)
 	}
 }
 

@@ -150,9 +150,8 @@ func (in *installed) requireFit(t *testing.T) {
 	for name, o := range in.objects {
 		kind, _, _ := strings.Cut(name, "/")
 		wide := slices.Contains([]string{"CustomResourceDefinition", "Namespace", "ClusterRole", "ClusterRoleBinding"}, kind)
-		if ns := o.GetNamespace(); wide && ns != "" || !wide && ns != in.namespace.Name {
-			t.Errorf("%s is in namespace %q", name, ns)
-		}
+		ns := o.GetNamespace()
+		must.Hold(t, (!wide || ns == "") && (wide || ns == in.namespace.Name), "%s is in namespace %q", name, ns)
 	}
 	account := rbac.Subject{Kind: "ServiceAccount", Name: in.account.Name, Namespace: in.namespace.Name}
 	for i, s := range in.subjects {
@@ -249,9 +248,8 @@ func TestKustomizations(t *testing.T) {
 		must.Do(t, yaml.Unmarshal(text, &k))
 		beside := must.Get(filepath.Glob(filepath.Dir(name) + "/*.yaml"))(t)
 		for _, file := range beside {
-			if base := filepath.Base(file); base != "kustomization.yaml" && !slices.Contains(k.Resources, base) {
-				t.Errorf("%s does not list %s", name, base)
-			}
+			base := filepath.Base(file)
+			must.Hold(t, base == "kustomization.yaml" || slices.Contains(k.Resources, base), "%s does not list %s", name, base)
 		}
 	}
 }

@@ -63,9 +63,8 @@ func TestDashboard(t *testing.T) {
 	taken := map[[2]int]string{}
 	ids := map[int]bool{}
 	for _, p := range d.Panels {
-		if g := p.GridPos; ids[p.ID] || g.X+g.W > 24 {
-			t.Errorf("%s: %+v", p.Title, p)
-		}
+		g := p.GridPos
+		must.Hold(t, !ids[p.ID] && g.X+g.W <= 24, "%s: %+v", p.Title, p)
 		ids[p.ID] = true
 		for x := range p.GridPos.W {
 			for y := range p.GridPos.H {

@@ -249,9 +249,8 @@ func TestBuildRefuses(t *testing.T) {
 			must.Be(t, err != nil, "no error")
 			must.Contain(t, "error", err.Error(), tc.want...)
 			must.Equal(t, "kind", tc.kind, fault.KindOf(err))
-			if hints := strings.Join(fault.Hints(err), "; "); !strings.HasPrefix(hints, tc.hint) {
-				t.Errorf("hint = %q, want %q", hints, tc.hint)
-			}
+			hints := strings.Join(fault.Hints(err), "; ")
+			must.Hold(t, strings.HasPrefix(hints, tc.hint), "hint = %q, want %q", hints, tc.hint)
 			for name, e := range b.ledger.Lock().Schematics {
 				must.Equal(t, "the ISO despite the error", before.Schematics[name].ISO, e.ISO)
 			}
@@ -667,9 +666,8 @@ func TestSharedExtensions(t *testing.T) {
 	must.Do(t, b.run(t, b.builder().Step()))
 	got := slices.DeleteFunc(slices.Clone(b.factory.pulls), func(ref string) bool { return !strings.HasPrefix(ref, "ghcr.io/") })
 	// Twice for the one with microcode: its parts are hashed together.
-	if want := []string{"ghcr.io/" + agent + "@" + digest("one"), "ghcr.io/" + agent + "@" + digest("one")}; !slices.Equal(got, want) {
-		t.Errorf("pulls of extensions: %v", got)
-	}
+	want := []string{"ghcr.io/" + agent + "@" + digest("one"), "ghcr.io/" + agent + "@" + digest("one")}
+	must.Hold(t, slices.Equal(got, want), "pulls of extensions: %v", got)
 }
 
 // TestISOAfterInstaller: a run that was killed between the two verifies the ISO against the lock's installer.

@@ -258,9 +258,8 @@ func TestCachePruner(t *testing.T) {
 				marked = append(marked, v.Name)
 			}
 		}
-		if diff := cmp.Diff(tc.gone, gone); diff != "" || cmp.Diff(gone, marked) != "" {
-			t.Errorf("marked %q; gone (-want +got):\n%s", marked, diff)
-		}
+		diff := cmp.Diff(tc.gone, gone)
+		must.Hold(t, diff == "" && cmp.Diff(gone, marked) == "", "marked %q; gone (-want +got):\n%s", marked, diff)
 		if data, err := os.ReadFile(filepath.Join(outside, "precious")); err != nil || string(data) != "precious" {
 			t.Errorf("outside of the cache: %q, %v", data, err)
 		}
@@ -491,9 +490,8 @@ func TestRequireLater(t *testing.T) {
 	must.Do(t, build(SignatureRequire))
 	must.Equal(t, "signer", key.print, b.saved.Schematics["default"].Signer)
 	must.Equal(t, "downloads of ISOs", 0, b.factory.downloads)
-	if err := build(SignatureRequire); err != nil || b.saves != 0 {
-		t.Errorf("again: %v, %d saves", err, b.saves)
-	}
+	err := build(SignatureRequire)
+	must.Hold(t, err == nil && b.saves == 0, "again: %v, %d saves", err, b.saves)
 }
 
 // TestSignerStays: a verified signer of the same bytes is not forgotten because they moved and nothing is checked.

@@ -353,9 +353,8 @@ func TestDelivery(t *testing.T) {
 			changes = append(changes, strings.TrimSuffix(c, " "+b.iso().Name))
 		}
 		must.Equal(t, "changes", tc.want, changes)
-		if titles := plain.Replace(strings.Join(b.titles, "\n") + "\n"); tc.title != "" && !strings.Contains(titles, tc.title+"\n") {
-			t.Errorf("steps\n%swant %s", titles, tc.title)
-		}
+		titles := plain.Replace(strings.Join(b.titles, "\n") + "\n")
+		must.Hold(t, tc.title == "" || strings.Contains(titles, tc.title+"\n"), "steps\n%swant %s", titles, tc.title)
 		must.Contain(t, "notes", plain.Replace(strings.Join(b.notes, "\n")), tc.note)
 		must.Hold(t, err != nil || bytes.Equal(b.store.storages["pve1/cephfs"].isos[b.iso().Name], data),
 			"the ISO on the storage is not the lock's")

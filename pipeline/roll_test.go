@@ -190,9 +190,8 @@ func TestUnknownRunIsFoundBeforeTheClaim(t *testing.T) {
 		if want != "" {
 			err = w.settle(t.Context()) // there is nobody to ask for a claim
 		}
-		if got := clustertest.Message(err); (want == "") != (err == nil) || !strings.HasPrefix(got, want) {
-			t.Errorf("%q: %q, want %q", run, got, want)
-		}
+		got := clustertest.Message(err)
+		must.Hold(t, (want == "") == (err == nil) && strings.HasPrefix(got, want), "%q: %q, want %q", run, got, want)
 		must.Pass(t, w.requireRun(vms[:1], &cluster.HostsAway{}))
 	}
 }
@@ -210,9 +209,8 @@ func TestWayBackIsCheckedBeforeTheClaim(t *testing.T) {
 		p.Config.Cluster = "c1"
 		w := newWork(p, Machines{}, &step.Runner{Emit: func(step.Event) {}}, RollOptions{}, "undo --cancel")
 		w.back = []string{node}
-		if err := w.requireWayBack(vms, nil); (err != nil) != refused || refused && fault.KindOf(err) != fault.Refused {
-			t.Errorf("%s: %v", node, err)
-		}
+		err := w.requireWayBack(vms, nil)
+		must.Hold(t, (err != nil) == refused && (!refused || fault.KindOf(err) == fault.Refused), "%s: %v", node, err)
 		must.Pass(t, w.requireWayBack(vms, &cluster.HostsAway{}))
 	}
 }

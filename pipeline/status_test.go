@@ -141,9 +141,8 @@ func TestStatusDoesNotWaitLongForKubernetes(t *testing.T) {
 			<-ctx.Done()
 			return nil, ctx.Err()
 		}})
-		if took := time.Since(begun); err != nil || took != askKubernetes || got.Kubernetes == "" {
-			t.Errorf("%+v after %s: %v", got, took, err)
-		}
+		took := time.Since(begun)
+		must.Hold(t, err == nil && took == askKubernetes && got.Kubernetes != "", "%+v after %s: %v", got, took, err)
 	})
 }
 

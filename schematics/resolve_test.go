@@ -288,9 +288,8 @@ func TestResolveKeepsSigners(t *testing.T) {
 	again := next(updated, "v1.13.10")
 	later := next(again, "v1.13.11") // nothing was built meanwhile
 	for name, l := range map[string]Lock{"other builds": updated, "the same builds": again, "other builds again": later} {
-		if diff := cmp.Diff([]string{sum("key")}, l.KnownSigners()); diff != "" || l.Schematics["a"].Signer != "" {
-			t.Errorf("%s: signers (-want +got):\n%s", name, diff)
-		}
+		diff := cmp.Diff([]string{sum("key")}, l.KnownSigners())
+		must.Hold(t, diff == "" && l.Schematics["a"].Signer == "", "%s: signers (-want +got):\n%s", name, diff)
 	}
 	must.Equal(t, "checksum, locking the same again", again.Checksum, updated.Checksum)
 	must.Equal(t, "with a key that was accepted later", []string{sum("new key")}, next(signed(later, "new key"), "v1.13.12").KnownSigners())
@@ -617,9 +616,8 @@ func TestOverlay(t *testing.T) {
 	}
 
 	kept, warnings, err := try(text, &old, false, listed(two))
-	if diff := cmp.Diff(old, kept); err != nil || diff != "" {
-		t.Errorf("the lock moved without an update: %v\n%s", err, diff)
-	}
+	diff := cmp.Diff(old, kept)
+	must.Hold(t, err == nil && diff == "", "the lock moved without an update: %v\n%s", err, diff)
 	want := []Warning{{
 		Kind: FactoryDiffers, Subject: "rpi_generic", Locked: one, Found: two, Text: "the factory would build overlay rpi_generic with " + two + ", but the lock says " + one,
 		Hint: "the factory keeps its list until it restarts: restart it or wait; if it is ahead, run `recast lock --update`",
@@ -674,9 +672,8 @@ func TestRenamed(t *testing.T) {
 	}}
 	must.Equal(t, "warnings", wantWarnings, warnings)
 	order, err := e.BuildOrder()
-	if diff := cmp.Diff(want, order); diff != "" || err != nil {
-		t.Errorf("build order (-want +got):\n%s%v", diff, err)
-	}
+	diff := cmp.Diff(want, order)
+	must.Hold(t, diff == "" && err == nil, "build order (-want +got):\n%s%v", diff, err)
 	req.Arch = "arm64"
 	_, _, err = Resolve(t.Context(), req, Sources{Catalog: known, Images: images})
 	wrong := `a.yaml:1:57: extension "siderolabs/nvidia-fabricmanager": ghcr.io/siderolabs/nvidia-fabric-manager-lts@` + digestOf("nvidia") + " does not exist for arm64, only for amd64"

@@ -424,9 +424,8 @@ func TestPrevious(t *testing.T) {
 		must.Do(t, os.Chtimes(filepath.Join(dir, past.Key()+".lock"), at, at))
 	}
 	got, found, err := Previous(dir, now)
-	if want := lockOf(t, "second").Key(); !found || got.Key() != want || err != nil {
-		t.Errorf("%t, %v: not the second one", found, err)
-	}
+	want := lockOf(t, "second").Key()
+	must.Hold(t, found && got.Key() == want && err == nil, "%t, %v: not the second one", found, err)
 	must.Do(t, os.WriteFile(filepath.Join(dir, "x.lock"), []byte("talos: ["), 0o600))
 	if _, found, err := Previous(dir, now); found || err == nil {
 		t.Errorf("with one that can't be read: %t, %v", found, err)
@@ -775,9 +774,8 @@ func TestExplicitInBuild(t *testing.T) {
 	for _, x := range order {
 		names = append(names, x.Name)
 	}
-	if diff := cmp.Diff([]string{"qemu-guest-agent", "frr", "bgp"}, names); diff != "" || err != nil {
-		t.Errorf("build order (-want +got):\n%s%v", diff, err)
-	}
+	diff := cmp.Diff([]string{"qemu-guest-agent", "frr", "bgp"}, names)
+	must.Hold(t, diff == "" && err == nil, "build order (-want +got):\n%s%v", diff, err)
 	if got := base.Outdated(catalog()); len(got) > 0 {
 		t.Errorf("a factory is blamed for what it can't detect: %v", got)
 	}
@@ -796,16 +794,14 @@ func TestExplicitOfAnOfficialPath(t *testing.T) {
 	must.Do(t, err)
 	req.Old = &l
 	again, warnings, err := Resolve(t.Context(), req, from)
-	if diff := cmp.Diff(l, again); err != nil || diff != "" || len(warnings) > 0 {
-		t.Errorf("resolved again: %v, %v\n%s", err, warnings, diff)
-	}
+	diff := cmp.Diff(l, again)
+	must.Hold(t, err == nil && diff == "" && len(warnings) == 0, "resolved again: %v, %v\n%s", err, warnings, diff)
 	req = request(map[string]string{"a": strings.Replace(agent, "qemu-guest-agent", "iscsi-tools", 1)})
 	req.Old = &l
 	official, _, err := Resolve(t.Context(), req, from)
 	must.Do(t, err)
-	if x := official.Schematics["a"].Extensions[0]; x.Digest != digestOf("iscsi-tools") || x.Explicit {
-		t.Errorf("the official one is %+v", x)
-	}
+	x := official.Schematics["a"].Extensions[0]
+	must.Hold(t, x.Digest == digestOf("iscsi-tools") && !x.Explicit, "the official one is %+v", x)
 }
 
 // TestMatchesExplicit: a lock of other references does not match.
@@ -874,12 +870,10 @@ func TestPinOfficial(t *testing.T) {
 			for _, x := range order {
 				names = append(names, x.Name)
 			}
-			if diff := cmp.Diff(tc.order, names); diff != "" || err != nil {
-				t.Errorf("build order (-want +got):\n%s%v", diff, err)
-			}
-			if got := a.Outdated(catalog()); len(got) > 0 {
-				t.Errorf("a factory is asked for what it can't build: %v", got)
-			}
+			diff := cmp.Diff(tc.order, names)
+			must.Hold(t, diff == "" && err == nil, "build order (-want +got):\n%s%v", diff, err)
+			got := a.Outdated(catalog())
+			must.Hold(t, len(got) == 0, "a factory is asked for what it can't build: %v", got)
 			must.Do(t, l.Matches(req))
 			text := must.Get(formatLock(l))(t)
 			if _, err := ParseLock("recast.lock", text); err != nil {

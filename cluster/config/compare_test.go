@@ -150,9 +150,8 @@ func TestSameButForRecast(t *testing.T) {
 	} {
 		docs := parse(t, text)
 		before := docs.Hash()
-		if got := config.SameButForRecast(parse(t, here), docs); got != want || docs.Hash() != before {
-			t.Errorf("%t: %s", got, text)
-		}
+		got := config.SameButForRecast(parse(t, here), docs)
+		must.Hold(t, got == want && docs.Hash() == before, "%t: %s", got, text)
 	}
 }
 
@@ -288,9 +287,8 @@ func FuzzCompare(f *testing.F) {
 		for _, c := range there {
 			must.Hold(t, !slices.Contains([]string{c.Document, c.Path, c.Found, c.Wanted}, redact.Mark),
 				"a journal would refuse %+v", c)
-			if text := c.Document + c.Path + c.Found + c.Wanted; strings.ContainsAny(text, "\n\r\x1b") {
-				t.Errorf("%q is more than one line", text)
-			}
+			text := c.Document + c.Path + c.Found + c.Wanted
+			must.Hold(t, !strings.ContainsAny(text, "\n\r\x1b"), "%q is more than one line", text)
 		}
 	})
 }

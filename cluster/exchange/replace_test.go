@@ -233,9 +233,8 @@ func TestReplaceCalls(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			g, err := c.run(t, nil, clustertest.Which{})
-			if got := strings.Join(g.Done, "\n"); err != nil || got != strings.TrimSpace(c.done) {
-				t.Fatalf("%v, done:\n%s\nwant:\n%s", err, got, c.done)
-			}
+			got := strings.Join(g.Done, "\n")
+			must.Be(t, err == nil && got == strings.TrimSpace(c.done), "%v, done:\n%s\nwant:\n%s", err, got, c.done)
 			for at := range len(g.Made) {
 				if failed, err := c.run(t, nil, g.Which(at)); !errors.Is(err, clustertest.ErrBroken) || len(failed.Done) > len(g.Done) {
 					t.Errorf("call %d failed: %v, done:\n%s", at+1, err, strings.Join(failed.Done, "\n"))

@@ -23,7 +23,6 @@ func BenchmarkDiff(b *testing.B) {
 			must.Be(b, observe.Diff(w, o.Found[i], clustertest.Past).Stale, "in sync")
 		}
 	}
-	if each := allocated() / uint64(b.N); each > maxDiffAllocations {
-		b.Errorf("%d allocations for 500 nodes, more than %d", each, maxDiffAllocations)
-	}
+	each := allocated() / uint64(b.N)
+	must.Hold(b, each <= maxDiffAllocations, "%d allocations for 500 nodes, more than %d", each, maxDiffAllocations)
 }

@@ -670,9 +670,8 @@ func TestTraceChoosesTheLockThatFits(t *testing.T) {
 	twin := knownBuild(".recast/locks/2.lock", false, "build-2", "sha256-a", "v1.13.9")
 	for version, want := range map[string]string{"v1.13.8": older.Lock, "v1.13.9": newer.Lock, "v1.13.7": newer.Lock} {
 		trail := Trail{Known: []KnownBuild{older, twin, newer}, Claims: Claims{TalosVersion: version, Layers: layers("x", lockedYAML("sha256-a"))}}
-		if got := trail.Claimant(); got == nil || got.Lock != want {
-			t.Errorf("Talos %s: %+v, want that of %s", version, got, want)
-		}
+		got := trail.Claimant()
+		must.Hold(t, got != nil && got.Lock == want, "Talos %s: %+v, want that of %s", version, got, want)
 	}
 }
 

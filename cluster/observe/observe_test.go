@@ -235,9 +235,8 @@ func TestKubernetesOrder(t *testing.T) {
 		"never":            {kubernetesFit{present: "a", both: "no"}, "talos.version and kubernetes.version do not go together: no"},
 	} {
 		tc.fit.runs, tc.fit.wanted = "v1.36.0", "v1.37.0"
-		if got := tc.fit.order(); !strings.HasPrefix(got, "Kubernetes v1.36.0 → v1.37.0: "+tc.want) {
-			t.Errorf("%s: %s", name, got)
-		}
+		got := tc.fit.order()
+		must.Hold(t, strings.HasPrefix(got, "Kubernetes v1.36.0 → v1.37.0: "+tc.want), "%s: %s", name, got)
 	}
 }
 

@@ -286,9 +286,8 @@ func TestPausedNodesStay(t *testing.T) {
 	t.Parallel()
 	wanted, o := paused(map[string]string{"wk1": "a disk is being replaced"})
 	plan := planned(t, wanted, o, Policy{Canary: true, Exclude: []string{"cp1"}})
-	if work := plan.Work(); len(work) != 1 || work[0].Node != "wk2" || len(plan.Batches) != 1 {
-		t.Errorf("%+v", work)
-	}
+	work := plan.Work()
+	must.Hold(t, len(work) == 1 && work[0].Node == "wk2" && len(plan.Batches) == 1, "%+v", work)
 	for _, n := range plan.Nodes {
 		must.Hold(t, n.Node != "wk1" || n.Why == "paused: a disk is being replaced" && n.Drift.Stale && len(n.Slots) == 0,
 			"%+v", n)
@@ -305,9 +304,8 @@ func TestControlledNodesAreRefused(t *testing.T) {
 		wanted, o := paused(nil)
 		o.Found[1].Node.Metadata.Annotations = map[string]string{mark: "x"}
 		plan, err := New("c1", wanted, o, clustertest.Past, Policy{Exclude: []string{"cp1"}})
-		if got := strings.Join(plan.Refused(), "\n"); err != nil || got != want {
-			t.Errorf("%q, %v", got, err)
-		}
+		got := strings.Join(plan.Refused(), "\n")
+		must.Hold(t, err == nil && got == want, "%q, %v", got, err)
 		plan, err = New("c1", wanted, o, clustertest.Past, Policy{Exclude: []string{"cp1", "wk1"}})
 		if work := plan.Work(); err != nil || len(work) != 1 || work[0].Node != "wk2" || len(plan.Refused()) > 0 {
 			t.Errorf("without it: %q, %v", plan.Refused(), err)

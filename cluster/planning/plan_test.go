@@ -155,9 +155,8 @@ func TestPlanWhileAHostIsAway(t *testing.T) {
 		o.PastBuilds = map[string]cluster.Build{"old": {ID: "old", SchematicID: "id-old", TalosVersion: "v1.13.9", Installer: "x@sha256:1"}}
 		plan := planned(t, wanted, o, Policy{BootFailure: cluster.ReimageOnBootFailure})
 		n := plan.Work()[0]
-		if diff := cmp.Diff(tc.want, n.Refused); diff != "" || n.Strategy != tc.strategy || len(plan.Work()) != 1 {
-			t.Errorf("%s: %s", n.Strategy, diff)
-		}
+		diff := cmp.Diff(tc.want, n.Refused)
+		must.Hold(t, diff == "" && n.Strategy == tc.strategy && len(plan.Work()) == 1, "%s: %s", n.Strategy, diff)
 		must.Hold(t, strings.HasPrefix(strings.Join(n.Notes, "\n"), tc.notes), "notes: %q", n.Notes)
 		must.Hold(t, slices.Contains(plan.Warn, down), "warnings: %q", plan.Warn)
 	})
@@ -230,9 +229,8 @@ func TestAFileOfTypeInit(t *testing.T) {
 			n := tc.plan
 			n.Found = observe.Found{Machine: tc.machine, File: &cluster.FoundFile{Role: cluster.ControlPlane, TypeInit: typeInit}}
 			n.refuseInit()
-			if got := strings.Contains(strings.Join(n.Refused, ""), strategy.BeginsAlone); got != (tc.refused && typeInit) {
-				t.Errorf("%s, %v: refused %q", name, typeInit, n.Refused)
-			}
+			got := strings.Contains(strings.Join(n.Refused, ""), strategy.BeginsAlone)
+			must.Hold(t, got == (tc.refused && typeInit), "%s, %v: refused %q", name, typeInit, n.Refused)
 		}
 	}
 }
@@ -328,9 +326,8 @@ func TestAReleaseThatNodesGoOnToRunIsNamed(t *testing.T) {
 		}
 		o.Found[0].ConfigRefused = c.refused
 		plan := planned(t, wanted, o, Policy{})
-		if named := slices.DeleteFunc(slices.Clone(plan.Warn), func(w string) bool { return !strings.HasPrefix(w, "Talos v1.13") }); !slices.Equal(named, c.want) {
-			t.Errorf("%s:\n%q, want\n%q", name, named, c.want)
-		}
+		named := slices.DeleteFunc(slices.Clone(plan.Warn), func(w string) bool { return !strings.HasPrefix(w, "Talos v1.13") })
+		must.Hold(t, slices.Equal(named, c.want), "%s:\n%q, want\n%q", name, named, c.want)
 	}
 }
 
@@ -412,9 +409,8 @@ func BenchmarkNewPlan(b *testing.B) {
 					b.Fatalf("%v: %d of %d nodes, the first refused because of %q", err, len(plan.Work()), nodes, plan.Work()[0].Refused)
 				}
 			}
-			if each := allocated() / uint64(b.N); each > most {
-				b.Errorf("%d allocations for each plan, more than %d", each, most)
-			}
+			each := allocated() / uint64(b.N)
+			must.Hold(b, each <= most, "%d allocations for each plan, more than %d", each, most)
 			b.ReportMetric(float64(b.Elapsed().Nanoseconds())/float64(b.N*nodes), "ns/node")
 		})
 	}

@@ -533,9 +533,8 @@ func TestNodesWithOtherNamesGoOneByOne(t *testing.T) {
 		{Node: "wk2", Strategy: cluster.Recreate, Phase: Workers, Host: "pve2"},
 	}}
 	p.Arrange()
-	if diff := cmp.Diff([][]string{{"host/pve1", "initiator"}, {"host/pve2"}}, [][]string{p.Nodes[0].Slots, p.Nodes[1].Slots}); diff != "" || p.Room["initiator"] != 1 {
-		t.Errorf("room %v (-want +got):\n%s", p.Room, diff)
-	}
+	diff := cmp.Diff([][]string{{"host/pve1", "initiator"}, {"host/pve2"}}, [][]string{p.Nodes[0].Slots, p.Nodes[1].Slots})
+	must.Hold(t, diff == "" && p.Room["initiator"] == 1, "room %v (-want +got):\n%s", p.Room, diff)
 }
 
 func TestChooseSurge(t *testing.T) {
@@ -587,9 +586,8 @@ func TestSurgeLines(t *testing.T) {
 		"fewer":   {&SurgePlan{Nodes: []string{"s1"}, Workers: 9, Least: 7}, []string{"7 of 9 workers serve at the least: roll.maxUnavailable", "s1: removed"}},
 		"left":    {&SurgePlan{Remove: []string{"s1", "s2"}}, []string{"s1, s2: left over by an earlier roll"}},
 	}, func(t *testing.T, c row) {
-		if got := c.plan.Lines(); !slices.EqualFunc(got, c.want, strings.HasPrefix) {
-			t.Errorf("%q, want %q", got, c.want)
-		}
+		got := c.plan.Lines()
+		must.Hold(t, slices.EqualFunc(got, c.want, strings.HasPrefix), "%q, want %q", got, c.want)
 	})
 }
 
@@ -651,15 +649,13 @@ func TestUndo(t *testing.T) {
 		must.Hold(t, (c.says == "" || said == c.says) && (len(c.only) == 0 || said == ""), "said %q, want %q", said, c.says)
 		if c.err != "" {
 			must.Fail(t, err, c.err)
-			if kind := fault.KindOf(err); kind != fault.Refused && kind != fault.Config {
-				t.Errorf("kind %v", kind)
-			}
+			kind := fault.KindOf(err)
+			must.Hold(t, kind == fault.Refused || kind == fault.Config, "kind %v", kind)
 			return
 		}
 		nodes := cluster.Each(plan.Nodes, func(n NodePlan) string { return n.Node })
-		if got := strings.Join(nodes, " "); err != nil || way != Previous || got != c.nodes {
-			t.Errorf("%s of %q, want of %q: %v", way, got, c.nodes, err)
-		}
+		got := strings.Join(nodes, " ")
+		must.Hold(t, err == nil && way == Previous && got == c.nodes, "%s of %q, want of %q: %v", way, got, c.nodes, err)
 	})
 }
 

@@ -90,9 +90,8 @@ func TestExamplesNameRealCommands(t *testing.T) {
 			t.Parallel()
 			seen := map[string]bool{}
 			for _, args := range recastLines(scripts) {
-				if err := understood(args); err != nil {
-					t.Errorf("recast %s: %v", strings.Join(args, " "), err)
-				}
+				err := understood(args)
+				must.Hold(t, err == nil, "recast %s: %v", strings.Join(args, " "), err)
 				seen[args[0]] = true
 			}
 			for _, want := range []string{"lock", "publish", "plan", "roll", "drift"} {
@@ -109,9 +108,8 @@ func TestKitNamesRealCommands(t *testing.T) {
 		lines := recastLines(spansOf(repositoryFile(t, file)))
 		must.Hold(t, len(lines) != 0, "%s names no command", file)
 		for _, args := range lines {
-			if err := understood(args); err != nil {
-				t.Errorf("%s: recast %s: %v", file, strings.Join(args, " "), err)
-			}
+			err := understood(args)
+			must.Hold(t, err == nil, "%s: recast %s: %v", file, strings.Join(args, " "), err)
 		}
 	}
 }
@@ -154,9 +152,8 @@ func yamlTexts(t *testing.T, name string) []string {
 	t.Helper()
 	b := must.Get(os.ReadFile(filepath.Join("../../examples", name)))(t)
 	var doc yaml.Node
-	if err := yaml.Unmarshal(b, &doc); err != nil {
-		t.Fatalf("%s: %v", name, err)
-	}
+	err := yaml.Unmarshal(b, &doc)
+	must.Be(t, err == nil, "%s: %v", name, err)
 	var texts []string
 	nodes := []*yaml.Node{&doc}
 	for len(nodes) > 0 {
@@ -371,9 +368,8 @@ func readNightly(t *testing.T) (n nightly) {
 		must.Do(t, objectyaml.Unmarshal([]byte(doc), &of))
 		into, ok := kinds[of.Kind]
 		must.Be(t, ok, "kind %q, or two of it", of.Kind)
-		if err := objectyaml.UnmarshalStrict([]byte(doc), into); err != nil {
-			t.Errorf("%s: %v", of.Kind, err)
-		}
+		err := objectyaml.UnmarshalStrict([]byte(doc), into)
+		must.Hold(t, err == nil, "%s: %v", of.Kind, err)
 		delete(kinds, of.Kind)
 	}
 	must.Hold(t, len(kinds) == 0, "missing: %v", kinds)
@@ -411,9 +407,8 @@ func TestCronJobTypesRecast(t *testing.T) {
 	i := slices.IndexFunc(pod.Containers, func(c core.Container) bool { return strings.HasPrefix(c.Image, "ghcr.io/recast-sh/recast:") })
 	must.Be(t, i >= 0, "no container of recast's image")
 	c := pod.Containers[i]
-	if err := understood(c.Args); err != nil || c.Args[0] != "drift" {
-		t.Errorf("recast %s: %v", strings.Join(c.Args, " "), err)
-	}
+	err := understood(c.Args)
+	must.Hold(t, err == nil && c.Args[0] == "drift", "recast %s: %v", strings.Join(c.Args, " "), err)
 	files := regexp.MustCompile(`^/[a-z]+/`)
 	for _, arg := range append(c.Args, c.Env[1].Value, c.Env[2].Value) {
 		dir := strings.TrimSuffix(files.FindString(arg), "/")
@@ -500,9 +495,8 @@ func TestEveryPageIsListed(t *testing.T) {
 	for _, file := range files {
 		if code := strings.TrimSuffix(filepath.Base(file), ".md"); code != "README" {
 			have = append(have, fault.Code(code))
-			if row := "| [" + code + "](" + code + ".md) | " + runbooks.Title(code) + " |"; !strings.Contains(string(readme), row) {
-				t.Errorf("docs/runbooks/README.md lacks the row\n%s", row)
-			}
+			row := "| [" + code + "](" + code + ".md) | " + runbooks.Title(code) + " |"
+			must.Hold(t, strings.Contains(string(readme), row), "docs/runbooks/README.md lacks the row\n%s", row)
 		}
 	}
 	must.Equal(t, "pages", fault.AllCodes(), have)
@@ -535,9 +529,8 @@ func TestRunbooksNameRealCommands(t *testing.T) {
 			}
 		}
 		for _, line := range lines {
-			if err := parses(line); err != nil {
-				t.Errorf("%s: %s: %v", file, strings.TrimSpace(line), err)
-			}
+			err := parses(line)
+			must.Hold(t, err == nil, "%s: %s: %v", file, strings.TrimSpace(line), err)
 		}
 	})
 	must.Hold(t, parses("recast roll --only") != nil && parses("recast rol") != nil && parses("recast remove a b") != nil,

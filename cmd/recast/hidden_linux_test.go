@@ -93,9 +93,8 @@ func TestHiddenHolder(t *testing.T) {
 		Dead   bool
 		Child  string
 	}
-	if err := json.Unmarshal(out, &got); err != nil {
-		t.Fatalf("%v: %s", err, out)
-	}
+	err := json.Unmarshal(out, &got)
+	must.Be(t, err == nil, "%v: %s", err, out)
 	if got.Holder.Start == "" || got.Holder.Boot == "" || !strings.HasPrefix(got.Holder.Namespace, "pid:[") || got.Dead || !strings.HasPrefix(got.Child, "PATH=") {
 		t.Errorf("%+v", got)
 	}

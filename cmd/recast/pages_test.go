@@ -223,9 +223,8 @@ func TestPagesShowValidFiles(t *testing.T) {
 			continue
 		}
 		for _, b := range p.blocks {
-			if err := validBlock(b, example); err != nil {
-				t.Errorf("%s:%d: %v", p.name, b.line, err)
-			}
+			err := validBlock(b, example)
+			must.Hold(t, err == nil, "%s:%d: %v", p.name, b.line, err)
 		}
 	}
 }
@@ -297,9 +296,8 @@ func TestValidBlock(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			err := validBlock(c.b, example)
-			if got := fmt.Sprint(err); (err == nil) != (c.want == "") || !strings.Contains(got, c.want) {
-				t.Errorf("%v, want %q", err, c.want)
-			}
+			got := fmt.Sprint(err)
+			must.Hold(t, (err == nil) == (c.want == "") && strings.Contains(got, c.want), "%v, want %q", err, c.want)
 		})
 	}
 }

@@ -295,9 +295,8 @@ func typedWith(t *testing.T, env []string, args ...string) (stdout, stderr strin
 	c.Env = append(append(os.Environ(), "RECAST_TEST_MAIN=1", "GORACE="+noNap), env...)
 	var out, story bytes.Buffer
 	c.Stdout, c.Stderr = &out, &story
-	if err := c.Run(); err != nil {
-		t.Fatalf("recast %q: %v\n%s", args, err, &story)
-	}
+	err := c.Run()
+	must.Be(t, err == nil, "recast %q: %v\n%s", args, err, &story)
 	return out.String(), story.String()
 }
 
@@ -378,9 +377,8 @@ func TestCtrlCEndsTheLastCopy(t *testing.T) {
 	<-asked
 	interrupt()
 	<-ended
-	if took := time.Since(began); took > shareWait/2 {
-		t.Errorf("it took %s", took)
-	}
+	took := time.Since(began)
+	must.Hold(t, took <= shareWait/2, "it took %s", took)
 }
 
 // TestSecretsAreNotShared: what this machine keeps secret is removed from a log that quotes it, however plain it looks.
@@ -417,9 +415,8 @@ func TestSecretsAreNotShared(t *testing.T) {
 	fetch()
 	run := must.Get(there.Runs().Find("r", past.Options{}))(t)
 	log, err := os.ReadFile(filepath.Join(run.Dirs[0], story.LogName))
-	if want := `{"msg":"Talos said: [redacted]"}` + "\n"; string(log) != want || err != nil {
-		t.Errorf("%s, %v", log, err)
-	}
+	want := `{"msg":"Talos said: [redacted]"}` + "\n"
+	must.Hold(t, string(log) == want && err == nil, "%s, %v", log, err)
 }
 
 var (

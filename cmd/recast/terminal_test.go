@@ -167,9 +167,8 @@ func TestTyped(t *testing.T) {
 			root.AddCommand(c)
 		}
 		root.SetArgs(strings.Fields(line))
-		if err := root.Execute(); err != nil {
-			t.Errorf("%s: %v", line, err)
-		}
+		err := root.Execute()
+		must.Hold(t, err == nil, "%s: %v", line, err)
 	}
 }
 
@@ -320,9 +319,8 @@ func TestSuspended(t *testing.T) {
 	stop(syscall.SIGCONT)
 
 	watch.await(": done\r\n")
-	if after := watch.seen()[seen:]; strings.Contains(after, "stood still") {
-		t.Errorf("what it shows then:\n%s", after)
-	}
+	after := watch.seen()[seen:]
+	must.Hold(t, !strings.Contains(after, "stood still"), "what it shows then:\n%s", after)
 	page("run", `badge good">done`)
 	if text := page("", "3 of 3 nodes are stale"); !strings.Contains(text, " ago") || strings.Contains(text, ", 0s ago") {
 		t.Errorf("an old reading passes for new:\n%s", text)
@@ -703,9 +701,8 @@ func openLab(t testing.TB, flags ...string) *terminal {
 	lab.Stderr, lab.Cancel = &said, func() error { return lab.Process.Signal(os.Interrupt) }
 	must.Do(t, lab.Start())
 	t.Cleanup(func() {
-		if err := lab.Wait(); !errors.Is(err, context.Canceled) {
-			t.Errorf("the lab, interrupted at the end of the test: %v\n%s", err, &said)
-		}
+		err := lab.Wait()
+		must.Hold(t, errors.Is(err, context.Canceled), "the lab, interrupted at the end of the test: %v\n%s", err, &said)
 	})
 	hangs := time.AfterFunc(5*time.Minute, func() { _ = lab.Process.Signal(syscall.SIGQUIT) }) // then it says where
 	awaitFile(t, filepath.Join(term.dir, "lab.json"))

@@ -428,9 +428,8 @@ func TestHardLinks(t *testing.T) {
 		"something else":  {hard, other, false},
 		"a file, emptied": {file, empty, false},
 	}, func(t *testing.T, tc row) {
-		if why := sameFile(tc.want, tc.got); (why == "") != tc.same {
-			t.Errorf("why = %q", why)
-		}
+		why := sameFile(tc.want, tc.got)
+		must.Hold(t, (why == "") == tc.same, "why = %q", why)
 	})
 	files := bootimage.Tree{firmwareDir + "/intel-ucode/06-01-01": file, firmwareDir + "/intel-ucode/06-01-02": hard}
 	if _, _, microcode, err := split(files); err != nil || len(microcode[intelMicrocode]) != 1 {

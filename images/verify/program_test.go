@@ -120,9 +120,8 @@ func TestNoProgram(t *testing.T) {
 		"sections that are not there":  {changed(signed, count, 200), "EOF"},
 	} {
 		_, err := programSum(tc.program)
-		if got := message(err); tc.want == "" && got != "" || !strings.Contains(got, tc.want) {
-			t.Errorf("%s: %q, want %q", name, got, tc.want)
-		}
+		got := message(err)
+		must.Hold(t, (tc.want != "" || got == "") && strings.Contains(got, tc.want), "%s: %q, want %q", name, got, tc.want)
 	}
 }
 
@@ -564,8 +563,7 @@ func TestDiskKeys(t *testing.T) {
 		disk := must.Get(diskimage.Open(bytes.NewReader(content), int64(len(content))))(t)
 		w := &wanted{lock: schematics.Lock{SecureBoot: test.secureBoot, SecureBootKey: locked}}
 		mismatches, err := w.besideUKI("disk image", disk.ESP)
-		if got := message(errors.Join(append(mismatches, err)...)); !strings.HasPrefix(got, test.want) || (got == "") != (test.want == "") {
-			t.Errorf("%q, want %q", got, test.want)
-		}
+		got := message(errors.Join(append(mismatches, err)...))
+		must.Hold(t, strings.HasPrefix(got, test.want) && (got == "") == (test.want == ""), "%q, want %q", got, test.want)
 	})
 }

@@ -86,9 +86,8 @@ func TestCheckHabits(t *testing.T) {
 			t.Parallel()
 			s, err := parse("a", c.file, []byte(c.text))
 			must.Do(t, err)
-			if diff := cmp.Diff(c.want, checkHabits(s)); diff != "" {
-				t.Errorf("problems (-want +got):\n%s", diff)
-			}
+			diff := cmp.Diff(c.want, checkHabits(s))
+			must.Hold(t, diff == "", "problems (-want +got):\n%s", diff)
 		})
 	}
 }
@@ -326,9 +325,8 @@ func (l *lab) needs() { l.t.Skipf("needs: %s", "it") }
 			for _, by := range c.want {
 				want = append(want, "x/x_test.go:5: what calls "+by+" runs in a bubble, where a test that is skipped passes")
 			}
-			if diff := cmp.Diff(want, skipsInBubbles([]source{s})); diff != "" {
-				t.Errorf("problems (-want +got):\n%s", diff)
-			}
+			diff := cmp.Diff(want, skipsInBubbles([]source{s}))
+			must.Hold(t, diff == "", "problems (-want +got):\n%s", diff)
 		})
 	}
 }
@@ -410,9 +408,8 @@ func TestCheckPerformance(t *testing.T) {
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			if diff := cmp.Diff(c.want, checkPerformance(c.doc, known, []string{"BenchmarkRun"})); diff != "" {
-				t.Errorf("problems (-want +got):\n%s", diff)
-			}
+			diff := cmp.Diff(c.want, checkPerformance(c.doc, known, []string{"BenchmarkRun"}))
+			must.Hold(t, diff == "", "problems (-want +got):\n%s", diff)
 		})
 	}
 }

@@ -160,9 +160,8 @@ func TestCheckImports(t *testing.T) {
 			t.Parallel()
 			s, err := parse(c.pkg, c.file, []byte("package x\nimport _ "+strconv.Quote(c.imports)+"\n"))
 			must.Do(t, err)
-			if diff := cmp.Diff(c.want, checkImports(s)); diff != "" {
-				t.Errorf("problems (-want +got):\n%s", diff)
-			}
+			diff := cmp.Diff(c.want, checkImports(s))
+			must.Hold(t, diff == "", "problems (-want +got):\n%s", diff)
 		})
 	}
 }

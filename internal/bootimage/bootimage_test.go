@@ -373,9 +373,8 @@ func TestReadInitrdMemory(t *testing.T) {
 	if testing.Short() {
 		t.Skip("long: makes and reads 300 MiB")
 	}
-	if peak := readLarge(t, largeInitrd(t)); peak > maxHeapMiB {
-		t.Errorf("the heap had %.0f MiB", peak)
-	}
+	peak := readLarge(t, largeInitrd(t))
+	must.Hold(t, peak <= maxHeapMiB, "the heap had %.0f MiB", peak)
 }
 
 // readLarge reads the initramfs from the file and returns the peak heap size, in MiB.

@@ -40,9 +40,8 @@ roll:
         '[left out]': 1 more
     strategy: auto
 `
-	if diff := cmp.Diff(want, string(got)); diff != "" || err != nil {
-		t.Errorf("%v, kept (-want +got):\n%s", err, diff)
-	}
+	diff := cmp.Diff(want, string(got))
+	must.Hold(t, diff == "" && err == nil, "%v, kept (-want +got):\n%s", err, diff)
 }
 
 // The library's own error would quote the line.
@@ -56,9 +55,8 @@ func TestLine(t *testing.T) {
 	t.Parallel()
 	allow := bundle.List{"msg", "hints.*"}
 	line, ok := allow.Line([]byte(`{"msg":"step","header":"hush","hints":["a"]}`))
-	if want := `{"[left out]":"1 more","hints":["a"],"msg":"step"}`; !ok || string(line) != want {
-		t.Errorf("line = %s, %t, want %s", line, ok, want)
-	}
+	want := `{"[left out]":"1 more","hints":["a"],"msg":"step"}`
+	must.Hold(t, ok && string(line) == want, "line = %s, %t, want %s", line, ok, want)
 	for _, none := range []string{`{"msg":"st`, `"hush"`, ``} {
 		if line, ok := allow.Line([]byte(none)); ok {
 			t.Errorf("%q became %s", none, line)

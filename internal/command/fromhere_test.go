@@ -12,7 +12,6 @@ func TestFilesAreNamedFromHere(t *testing.T) {
 	env := []string{"KUBECONFIG=kubeconfig:/etc/kube:../other", "TALOSCONFIG=./talosconfig", "DOCKER_CONFIG=docker", "KUBECONFIG_OTHER=a", "BARE"}
 	want := []string{"KUBECONFIG=/here/kubeconfig:/etc/kube:/other", "TALOSCONFIG=/here/talosconfig", "DOCKER_CONFIG=docker", "KUBECONFIG_OTHER=a", "BARE"}
 	must.Equal(t, "environment", want, absolutePaths("/here", env))
-	if got := absolutePaths("/here", []string{"KUBECONFIG=", "TALOSCONFIG="}); !slices.Equal(got, []string{"KUBECONFIG=", "TALOSCONFIG="}) {
-		t.Errorf("none became %q", got)
-	}
+	got := absolutePaths("/here", []string{"KUBECONFIG=", "TALOSCONFIG="})
+	must.Hold(t, slices.Equal(got, []string{"KUBECONFIG=", "TALOSCONFIG="}), "none became %q", got)
 }

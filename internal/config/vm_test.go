@@ -102,9 +102,8 @@ func TestShapeOfNode(t *testing.T) {
 		}
 	}
 	must.Equal(t, "disks", []string{"scsi0 20G ", "scsi1 1024G fast", "scsi2 10G fast"}, disks)
-	if got := c.Nodes[0].SystemDisk; got != (config.SystemDisk{Slot: "scsi0", SizeGiB: 20}) {
-		t.Errorf("system disk = %+v", got)
-	}
+	got := c.Nodes[0].SystemDisk
+	must.Hold(t, got == (config.SystemDisk{Slot: "scsi0", SizeGiB: 20}), "system disk = %+v", got)
 	if class := c.VMClasses["worker"]; *class.Memory != 4096 || len(class.NICs) != 1 || *class.HA.State != "started" || class.HA.MaxRestart != nil {
 		t.Error("the class itself was changed")
 	}

@@ -152,9 +152,8 @@ func TestSlowBuild(t *testing.T) {
 		}
 		start := time.Now()
 		must.Get(s.fetch(t.Context(), req))(t)
-		if took := time.Since(start); took < 10*time.Minute || took > 11*time.Minute {
-			t.Errorf("took %s", took)
-		}
+		took := time.Since(start)
+		must.Hold(t, took >= 10*time.Minute && took <= 11*time.Minute, "took %s", took)
 		const still = "the factory answered 504 Gateway Timeout; the factory is still building, asking again in 10s"
 		told, gaveUp := 0, 0
 		for _, n := range s.notes {
@@ -631,9 +630,8 @@ func TestUnknownTalosVersion(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSite(t)
 		_, err := s.registry.Official(t.Context(), "v1.13.10")
-		if diff := cmp.Diff([]string{"the nearest versions are " + talos}, fault.Hints(err)); fault.KindOf(err) != fault.Config || diff != "" {
-			t.Errorf("registry: %v (-want +got):\n%s", err, diff)
-		}
+		diff := cmp.Diff([]string{"the nearest versions are " + talos}, fault.Hints(err))
+		must.Hold(t, fault.KindOf(err) == fault.Config && diff == "", "registry: %v (-want +got):\n%s", err, diff)
 		if _, err := s.client.Extensions(t.Context(), "v1.13.10"); fault.KindOf(err) != fault.Config {
 			t.Errorf("factory: %v", err)
 		}

@@ -384,9 +384,8 @@ func TestRetryAfter(t *testing.T) {
 			time.Now().Add(90 * time.Second).UTC().Format(http.TimeFormat): 90 * time.Second,
 			time.Now().Add(-time.Hour).UTC().Format(http.TimeFormat):       0,
 		} {
-			if got := retryAfter(&http.Response{Header: http.Header{"Retry-After": {text}}}); got != want {
-				t.Errorf("%q: %s, want %s", text, got, want)
-			}
+			got := retryAfter(&http.Response{Header: http.Header{"Retry-After": {text}}})
+			must.Hold(t, got == want, "%q: %s, want %s", text, got, want)
 		}
 	})
 }

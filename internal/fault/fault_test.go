@@ -124,9 +124,8 @@ func TestElse(t *testing.T) {
 func TestSafe(t *testing.T) {
 	t.Parallel()
 	err := fault.WithSafe(fmt.Errorf("a: %w", fault.WithSafe(errPlain, "inner")), "one", "two")
-	if diff := cmp.Diff([]string{"one", "two"}, fault.Safe(err)); diff != "" || err.Error() != "a: plain" {
-		t.Errorf("%v is safe (-want +got):\n%s", err, diff)
-	}
+	diff := cmp.Diff([]string{"one", "two"}, fault.Safe(err))
+	must.Hold(t, diff == "" && err.Error() == "a: plain", "%v is safe (-want +got):\n%s", err, diff)
 	must.Hold(t, fault.WithSafe(nil, "one") == nil && fault.Safe(errPlain) == nil, "safe out of nothing")
 }
 

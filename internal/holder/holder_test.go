@@ -104,9 +104,8 @@ func TestDeadMeansDead(t *testing.T) {
 			if c.other != nil {
 				c.other(&o)
 			}
-			if got := m.dead(o); got != c.want {
-				t.Errorf("dead = %t, want %t", got, c.want)
-			}
+			got := m.dead(o)
+			must.Hold(t, got == c.want, "dead = %t, want %t", got, c.want)
 		})
 	}
 }

@@ -282,9 +282,8 @@ func TestACancelledBuildRemovesItsContainer(t *testing.T) {
 		t.Errorf("err = %v", err)
 	}
 	asked := strings.Split(read(t, log), "\n")
-	if remove := "rm --force " + containerName.FindString(asked[0]); len(asked) < 2 || asked[1] != remove {
-		t.Errorf("it was asked for %q, want %q", asked, remove)
-	}
+	remove := "rm --force " + containerName.FindString(asked[0])
+	must.Hold(t, len(asked) >= 2 && asked[1] == remove, "it was asked for %q, want %q", asked, remove)
 }
 
 func TestReady(t *testing.T) {

@@ -111,9 +111,8 @@ func TestKilledAtEveryChange(t *testing.T) {
 				t.Errorf("change %d: locked in another order: %+v", n, e)
 			}
 			s.checkNothingLeft(t)
-			if err := s.build(t.Context(), t); err != nil {
-				t.Fatalf("after change %d: %v", n, err)
-			}
+			err := s.build(t.Context(), t)
+			must.Be(t, err == nil, "after change %d: %v", n, err)
 			s.checkBuilt(t)
 			must.Be(t, !t.Failed(), "at change %d of %d, made: %t", n, undisturbed.changes, after)
 		}
@@ -185,9 +184,8 @@ func TestForeignInstallerIsRefused(t *testing.T) {
 	if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), "is not based on "+s.base) || s.entry().Installer != "" {
 		t.Errorf("err = %v", err)
 	}
-	if got := s.runs(t); len(got) > 0 {
-		t.Errorf("runs %q", got)
-	}
+	got := s.runs(t)
+	must.Hold(t, len(got) == 0, "runs %q", got)
 }
 
 // A definite loss is reported: another build would make every node stale.
@@ -216,9 +214,8 @@ func TestLostImagesAreNotBuiltAgain(t *testing.T) {
 	if err := s.build(t.Context(), t); fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), ".qcow2 is neither in the cache nor beside the installer") {
 		t.Errorf("disk image: err = %v", err)
 	}
-	if got := s.runs(t); len(got) > 0 {
-		t.Errorf("runs %q", got)
-	}
+	got := s.runs(t)
+	must.Hold(t, len(got) == 0, "runs %q", got)
 }
 
 func TestProgramThatFails(t *testing.T) {
@@ -484,9 +481,8 @@ func (s *story) checkBuilt(t *testing.T) {
 		"the lock has %s, the tag is %s (%v)", e.Installer, digest, err)
 	list, err := s.registry.Attached(t.Context(), e.Installer)
 	slices.SortFunc(list, func(a, b schematics.BootFile) int { return strings.Compare(a.Name, b.Name) })
-	if d := cmp.Diff([]schematics.BootFile{e.ISO, e.Disk.BootFile}, list); err != nil || d != "" {
-		t.Errorf("%v; beside the installer (-lock +got):\n%s", err, d)
-	}
+	d := cmp.Diff([]schematics.BootFile{e.ISO, e.Disk.BootFile}, list)
+	must.Hold(t, err == nil && d == "", "%v; beside the installer (-lock +got):\n%s", err, d)
 	must.Hold(t, e.ISO.SHA256 != "" && e.Disk.SHA256 != "" && e.Disk.DiskBytes >= 1<<20,
 		"the lock has %+v, %+v", e.ISO, e.Disk)
 	s.checkNothingLeft(t)

@@ -589,9 +589,8 @@ func TestFrameFits(t *testing.T) {
 				lines := board.Frame(at(tc.seconds), Look{Width: width, Height: height})
 				must.Be(t, len(lines) <= max(0, height), "%s: %d lines on a screen of %d x %d", name, len(lines), width, height)
 				for _, l := range lines {
-					if n := len([]rune(l)); n > width {
-						t.Fatalf("%s: a line of %d on a screen of %d x %d: %q", name, n, width, height, l)
-					}
+					n := len([]rune(l))
+					must.Be(t, n <= width, "%s: a line of %d on a screen of %d x %d: %q", name, n, width, height, l)
 				}
 			}
 		}
@@ -636,9 +635,8 @@ func BenchmarkFrame(b *testing.B) {
 	for b.Loop() {
 		board.Frame(at(20000), sizes["120x40"])
 	}
-	if each := allocated() / uint64(b.N); each > maxFrameAllocations {
-		b.Errorf("%d allocations for a drawing, more than %d", each, maxFrameAllocations)
-	}
+	each := allocated() / uint64(b.N)
+	must.Hold(b, each <= maxFrameAllocations, "%d allocations for a drawing, more than %d", each, maxFrameAllocations)
 }
 
 // A board at a moment says what its frames say.

@@ -202,9 +202,8 @@ func TestStalled(t *testing.T) {
 		status := s.theCluster().Status
 		must.Equal(t, "Stalled", "True "+c.reason, condition(status.Conditions, v1alpha1.ConditionStalled))
 		must.Equal(t, "Ready", "False "+c.reason, condition(status.Conditions, v1alpha1.ConditionReady))
-		if i := slices.IndexFunc(status.Conditions, func(m metav1.Condition) bool { return strings.Contains(m.Message, c.says) }); i < 0 {
-			t.Errorf("no condition says %q: %+v", c.says, status.Conditions)
-		}
+		i := slices.IndexFunc(status.Conditions, func(m metav1.Condition) bool { return strings.Contains(m.Message, c.says) })
+		must.Hold(t, i >= 0, "no condition says %q: %+v", c.says, status.Conditions)
 		must.Equal(t, "number of Jobs", c.jobs, len(s.ran))
 	})
 }
@@ -217,9 +216,8 @@ func TestCheckWithoutAWord(t *testing.T) {
 	s.settle(time.Minute)
 	must.Equal(t, "number of Jobs at once", 1, len(s.ran))
 	s.settle(6 * time.Minute)
-	if got := condition(s.theCluster().Status.Conditions, v1alpha1.ConditionReady); got != "True InSync" || len(s.ran) != 2 {
-		t.Errorf("Ready is %s after %v", got, s.ran)
-	}
+	got := condition(s.theCluster().Status.Conditions, v1alpha1.ConditionReady)
+	must.Hold(t, got == "True InSync" && len(s.ran) == 2, "Ready is %s after %v", got, s.ran)
 }
 
 // TestOutdatedRoll: a roll that waits does not keep its cluster from being checked, and goes when something
@@ -240,9 +238,8 @@ func TestOutdatedRoll(t *testing.T) {
 	if c := s.theCluster(); c.Status.Rolls != 2 || c.Status.Roll.Name != "lab-2" {
 		t.Errorf("%d rolls, the newest is %+v", c.Status.Rolls, c.Status.Roll)
 	}
-	if err := s.api().Get(t.Context(), keyOf("lab-1"), &v1alpha1.ImageRoll{}); !apierrors.IsNotFound(err) {
-		t.Errorf("lab-1: %v", err)
-	}
+	err := s.api().Get(t.Context(), keyOf("lab-1"), &v1alpha1.ImageRoll{})
+	must.Hold(t, apierrors.IsNotFound(err), "lab-1: %v", err)
 }
 
 // TestDowngrade: older files are not rolled without a person.
@@ -378,9 +375,8 @@ func TestWindows(t *testing.T) {
 	if r := s.roll("lab-1"); r.Status.Phase != v1alpha1.PhaseAwaitingWindow || !strings.Contains(rollMessage(r), "2026-11-27T22:00:00Z") {
 		t.Fatalf("%s: %s", r.Status.Phase, rollMessage(r))
 	}
-	if next := s.theCluster().Status.NextWindow; next == nil || next.Hour() != 22 {
-		t.Errorf("the next window is at %v", next)
-	}
+	next := s.theCluster().Status.NextWindow
+	must.Hold(t, next != nil && next.Hour() == 22, "the next window is at %v", next)
 	s.settle(9*time.Hour + time.Minute)
 	r := s.roll("lab-1")
 	must.Be(t, r.Status.Started != nil && r.Status.Started.Hour() == 22 && r.Status.Begun == 3,
@@ -779,9 +775,8 @@ func TestCached(t *testing.T) {
 		},
 	} {
 		got, err := c.strip(c.full)
-		if diff := cmp.Diff(any(c.kept), got); diff != "" || err != nil {
-			t.Errorf("%s (-want +got): %v\n%s", name, err, diff)
-		}
+		diff := cmp.Diff(any(c.kept), got)
+		must.Hold(t, diff == "" && err == nil, "%s (-want +got): %v\n%s", name, err, diff)
 	}
 	made := job.New(job.Spec{Cluster: &v1alpha1.TalosCluster{ObjectMeta: kept}, Task: attempt.Task{Kind: attempt.Check}})
 	must.Hold(t, byKind(&batchv1.Job{}).Label.Matches(labels.Set(made.Labels)), "a Job with %v is not cached", made.Labels)

@@ -201,9 +201,8 @@ func FuzzJSON(f *testing.F) {
 		if err != nil {
 			return // nothing that JSON can say
 		}
-		if got := s.JSON(data); !json.Valid(got) {
-			t.Errorf("%s became %s", data, got)
-		}
+		got := s.JSON(data)
+		must.Hold(t, json.Valid(got), "%s became %s", data, got)
 	})
 }
 
@@ -283,7 +282,6 @@ func TestGrowing(t *testing.T) {
 	} {
 		must.Equal(t, log, string(whole([]byte(log))), string(growing([]byte(log))))
 	}
-	if most := 9*len(line) + 60; hidden > most {
-		t.Errorf("%d bytes were looked at, %d would do", hidden, most)
-	}
+	most := 9*len(line) + 60
+	must.Hold(t, hidden <= most, "%d bytes were looked at, %d would do", hidden, most)
 }

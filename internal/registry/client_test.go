@@ -260,9 +260,8 @@ func TestCloseReachesTransport(t *testing.T) {
 	t.Parallel()
 	idle := &idleCounter{RoundTripper: server()}
 	c := must.Get(New(Options{Transport: idle}))(t)
-	if err := c.Close(); err != nil || idle.closed != 1 {
-		t.Errorf("closed %d times: %v", idle.closed, err)
-	}
+	err := c.Close()
+	must.Hold(t, err == nil && idle.closed == 1, "closed %d times: %v", idle.closed, err)
 }
 
 type idleCounter struct {
@@ -285,9 +284,8 @@ func TestNearest(t *testing.T) {
 		must.Equal(t, "nearest to "+unknown, want, nearest(unknown, tags, 3))
 	}
 	must.Equal(t, "of one", []string{"v1.2.3"}, nearest("v1.13.9", []string{"v1.2.3"}, 3))
-	if got := nearest("v1.13.9", nil, 3); len(got) != 0 {
-		t.Errorf("of none: %v", got)
-	}
+	got := nearest("v1.13.9", nil, 3)
+	must.Hold(t, len(got) == 0, "of none: %v", got)
 }
 
 // A registry's certificate is verified by the system's CAs, and by those of a file.

@@ -358,9 +358,8 @@ func saysDamaged(t *testing.T, err error) {
 	must.Contain(t, "error", fmt.Sprint(err), "a blob was damaged on the way: ")
 	err = fault.ImageDiffers.Else(err) // like a step that compares images
 	must.Equal(t, "code", fault.BuildFailed, fault.CodeOf(err))
-	if hints := strings.Join(fault.Hints(err), "; "); !strings.HasPrefix(hints, "run it again. ") || strings.Contains(hints, "lock") {
-		t.Errorf("hints %q", hints)
-	}
+	hints := strings.Join(fault.Hints(err), "; ")
+	must.Hold(t, strings.HasPrefix(hints, "run it again. ") && !strings.Contains(hints, "lock"), "hints %q", hints)
 }
 
 const frrManifest = "manifest.yaml=version: v1alpha1\nmetadata:\n  name: frr\n  version: 1.7.15\n  author: Acme\n"
@@ -579,9 +578,8 @@ func TestPushArchive(t *testing.T) {
 	m := must.Get(index.IndexManifest())(t)
 	must.Hold(t, len(m.Manifests) == 1 && m.Manifests[0].Platform.Architecture == "amd64", "manifests: %+v", m.Manifests)
 	must.Hold(t, told >= 1000, "progress up to %d bytes", told)
-	if tags := must.Get(remote.List(f.mirror))(t); len(tags) > 0 {
-		t.Errorf("tags %q were set", tags)
-	}
+	tags := must.Get(remote.List(f.mirror))(t)
+	must.Hold(t, len(tags) == 0, "tags %q were set", tags)
 	f.to.set(nil)
 	must.Equal(t, "again", digest, must.Get(f.PushArchive(t.Context(), p))(t))
 	for _, r := range f.to.asked(http.MethodPost) {
@@ -614,9 +612,8 @@ func TestPushArchiveRefuses(t *testing.T) {
 		_, err := f.PushArchive(t.Context(), p)
 		must.Contain(t, "error", fmt.Sprint(err), c.want)
 	})
-	if posts := f.to.asked(http.MethodPost); len(posts) > 0 {
-		t.Errorf("something was sent: %q", posts)
-	}
+	posts := f.to.asked(http.MethodPost)
+	must.Hold(t, len(posts) == 0, "something was sent: %q", posts)
 }
 
 func TestBuiltUpon(t *testing.T) {
@@ -624,9 +621,8 @@ func TestBuiltUpon(t *testing.T) {
 	f := newFoundry(t)
 	ref := f.installer(t)
 	must.Do(t, f.BuiltUpon(t.Context(), ref, f.base, "amd64"))
-	if err := f.BuiltUpon(t.Context(), f.base, f.base, "arm64"); fault.KindOf(err) != fault.Refused {
-		t.Errorf("without an added layer: %v", err)
-	}
+	err := f.BuiltUpon(t.Context(), f.base, f.base, "arm64")
+	must.Hold(t, fault.KindOf(err) == fault.Refused, "without an added layer: %v", err)
 	must.Hold(t, f.BuiltUpon(t.Context(), ref, f.source.String(), "amd64") != nil, "another base passes")
 }
 
@@ -649,9 +645,8 @@ func TestSaveLayout(t *testing.T) {
 	if len(m.Manifests) != 1 || m.Manifests[0].Platform.Architecture != "amd64" || m.Manifests[0].Digest != must.Get(f.img.Digest())(t) {
 		t.Errorf("manifests: %+v", m.Manifests)
 	}
-	if err := f.SaveLayout(t.Context(), f.base, "riscv64", t.TempDir()); err == nil || !strings.Contains(err.Error(), "amd64, arm64") {
-		t.Errorf("err = %v", err)
-	}
+	err := f.SaveLayout(t.Context(), f.base, "riscv64", t.TempDir())
+	must.Hold(t, err != nil && strings.Contains(err.Error(), "amd64, arm64"), "err = %v", err)
 }
 
 // isoOf is a boot ISO of some bytes.
@@ -682,19 +677,16 @@ func TestFilesBesideAnInstaller(t *testing.T) {
 		attach()
 		list, err := f.Attached(t.Context(), installer)
 		slices.SortFunc(list, func(a, b schematics.BootFile) int { return strings.Compare(a.Name, b.Name) })
-		if d := cmp.Diff([]schematics.BootFile{iso, disk}, list); err != nil || d != "" {
-			t.Fatalf("%v, beside it (-want +got):\n%s", err, d)
-		}
+		d := cmp.Diff([]schematics.BootFile{iso, disk}, list)
+		must.Be(t, err == nil && d == "", "%v, beside it (-want +got):\n%s", err, d)
 		body := must.Get(f.AttachedFile(t.Context(), installer, disk))(t)
 		defer body.Close()
-		if got := must.Get(io.ReadAll(body))(t); !bytes.Equal(got, must.Get(os.ReadFile(diskFile))(t)) {
-			t.Errorf("%d different bytes arrived", len(got))
-		}
+		got := must.Get(io.ReadAll(body))(t)
+		must.Hold(t, bytes.Equal(got, must.Get(os.ReadFile(diskFile))(t)), "%d different bytes arrived", len(got))
 		f.to.set(nil)
 		attach()
-		if posts := f.to.asked(http.MethodPost); len(posts) > 0 {
-			t.Errorf("sent again: %q", posts)
-		}
+		posts := f.to.asked(http.MethodPost)
+		must.Hold(t, len(posts) == 0, "sent again: %q", posts)
 	})
 }
 

@@ -55,9 +55,8 @@ func TestCopy(t *testing.T) {
 
 		c.to.set(nil)
 		must.Do(t, c.run(t))
-		if again := slices.Concat(c.to.asked("PUT"), c.to.asked("POST"), c.to.asked("PATCH")); len(again) > 0 {
-			t.Errorf("sent again: %q", again)
-		}
+		again := slices.Concat(c.to.asked("PUT"), c.to.asked("POST"), c.to.asked("PATCH"))
+		must.Hold(t, len(again) == 0, "sent again: %q", again)
 	})
 }
 
@@ -98,18 +97,15 @@ func TestCopyResumes(t *testing.T) {
 			})
 			must.Be(t, c.run(t) != nil, "cut at write %d of %d: no error", at, total)
 			c.to.let()
-			if err := c.run(t); err != nil {
-				t.Fatalf("again after a cut at write %d of %d: %v", at, total, err)
-			}
-			if again := c.to.sentAgain(); len(again) > 0 {
-				t.Errorf("cut at write %d of %d: sent again: %q", at, total, again)
-			}
+			err := c.run(t)
+			must.Be(t, err == nil, "again after a cut at write %d of %d: %v", at, total, err)
+			again := c.to.sentAgain()
+			must.Hold(t, len(again) == 0, "cut at write %d of %d: sent again: %q", at, total, again)
 			c.whole(t)
 			got := must.Get(remote.Head(c.mirror.Tag(c.signatureTag())))(t).Digest.String()
 			list := must.Get(c.referrers(t.Context(), c.mirror.Digest(c.source.DigestStr())))(t)
-			if diff := cmp.Diff([]string{sig.String(), referrer.String()}, append([]string{got}, list...)); diff != "" {
-				t.Errorf("cut at write %d of %d: signature and referrers (-want +got):\n%s", at, total, diff)
-			}
+			diff := cmp.Diff([]string{sig.String(), referrer.String()}, append([]string{got}, list...))
+			must.Hold(t, diff == "", "cut at write %d of %d: signature and referrers (-want +got):\n%s", at, total, diff)
 		}
 	})
 }
@@ -184,9 +180,8 @@ func TestCopyExplains(t *testing.T) {
 			"err = %v, want it to begin with registry %s", err, blamed.host)
 		must.Equal(t, "denied", tc.denied, errors.Is(err, images.ErrDenied))
 		want := fmt.Sprintf("log in with `docker login %s`", blamed.host)
-		if got := strings.Join(fault.Hints(err), "; "); tc.denied != strings.Contains(got, want) {
-			t.Errorf("hints = %q", got)
-		}
+		got := strings.Join(fault.Hints(err), "; ")
+		must.Hold(t, tc.denied == strings.Contains(got, want), "hints = %q", got)
 	})
 }
 
@@ -276,9 +271,8 @@ func TestMirrorShelf(t *testing.T) {
 	tags := must.Get(c.Tags(t.Context(), mirror))(t)
 	must.Equal(t, "tags", []string{"v1.13.9-aaaaaaaaaaaa", "v1.13.9-bbbbbbbbbbbb"}, tags)
 	got, found, err := c.Named(t.Context(), mirror+":v1.13.9-aaaaaaaaaaaa")
-	if diff := cmp.Diff(images.Named{Digest: index.String(), Lists: []string{img.String()}}, got); diff != "" || !found || err != nil {
-		t.Errorf("found %t, %v (-want +got):\n%s", found, err, diff)
-	}
+	diff := cmp.Diff(images.Named{Digest: index.String(), Lists: []string{img.String()}}, got)
+	must.Hold(t, diff == "" && found && err == nil, "found %t, %v (-want +got):\n%s", found, err, diff)
 	if _, found, err := c.Named(t.Context(), mirror+":v1.13.9-cccccccccccc"); found || err != nil {
 		t.Errorf("no tag: found %t, %v", found, err)
 	}
@@ -519,9 +513,8 @@ func (c *copier) whole(t *testing.T) {
 	t.Helper()
 	index := must.Get(remote.Index(c.mirror.Digest(c.source.DigestStr())))(t)
 	must.Do(t, validate.Index(index))
-	if m := must.Get(index.IndexManifest())(t); len(m.Manifests) != 2 {
-		t.Errorf("%d manifests", len(m.Manifests))
-	}
+	m := must.Get(index.IndexManifest())(t)
+	must.Hold(t, len(m.Manifests) == 2, "%d manifests", len(m.Manifests))
 }
 
 func (c *copier) attach(t *testing.T) (sig, referrer v1.Hash) {

@@ -322,9 +322,8 @@ func BenchmarkRun(b *testing.B) {
 		}
 		must.Do(b, (&step.Runner{Slots: map[string]int{"host": 2}}).Run(b.Context(), branch("roll", nodes...)))
 	}
-	if each := allocated() / uint64(b.N); each > maxRunAllocations {
-		b.Errorf("%d allocations for 100 steps, more than %d", each, maxRunAllocations)
-	}
+	each := allocated() / uint64(b.N)
+	must.Hold(b, each <= maxRunAllocations, "%d allocations for 100 steps, more than %d", each, maxRunAllocations)
 }
 
 // An event has the kind of its step, and none for a branch.
@@ -865,9 +864,8 @@ func TestRunAgainAfterFailure(t *testing.T) {
 		return nil
 	}), "s"))
 	var r step.Runner
-	if err := r.Run(t.Context(), root); !errors.Is(err, errBroken) {
-		t.Fatalf("err = %v", err)
-	}
+	err := r.Run(t.Context(), root)
+	must.Be(t, errors.Is(err, errBroken), "err = %v", err)
 	broken = false
 	must.Do(t, r.Run(t.Context(), root))
 }

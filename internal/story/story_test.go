@@ -127,9 +127,8 @@ func TestWhatATurnTook(t *testing.T) {
 			"bring-up": 75, "bring-up/configure": 29, "bring-up/wait-healthy": 45,
 		},
 	}
-	if diff := cmp.Diff(want, got); diff != "" || !measured {
-		t.Errorf("measured %t (-want +got):\n%s", measured, diff)
-	}
+	diff := cmp.Diff(want, got)
+	must.Hold(t, diff == "" && measured, "measured %t (-want +got):\n%s", measured, diff)
 	s = read(t, map[string]string{story.LogName: lines("00:01 "+event("wk1", "started"), "00:02 "+event("wk1/drain", "started"), "00:09 "+event("wk1", "done"))})
 	if _, measured := s.Turns[0].Took(plan); measured {
 		t.Error("a node that was never away has no outage to expect")
@@ -237,8 +236,7 @@ func TestGatesBehindANode(t *testing.T) {
 		"05:33 "+event("wk2", "not started", `"title":"in-place wk2 (VM 8 on pve1)"`),
 	)})
 	must.Equal(t, "turn", "wk1 in-place failed away 00:01-00:32; reboot 30 done; ask-gates-again 300 failed", summary(s.Turns[0]))
-	if got := s.Turns[0].Stages[1]; got.Error != "ceph is not well" || len(got.Hints) != 1 {
-		t.Errorf("%+v", got)
-	}
+	got := s.Turns[0].Stages[1]
+	must.Hold(t, got.Error == "ceph is not well" && len(got.Hints) == 1, "%+v", got)
 	must.Hold(t, len(s.Turns) == 2 && s.Turns[1].Status == "not started", "turns %+v", s.Turns)
 }

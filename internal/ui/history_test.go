@@ -176,9 +176,8 @@ func TestFaredOfWhatIsAhead(t *testing.T) {
 	p.Emit(step.Event{Path: "roll/workers/wk2/pull", Status: step.Started, Title: "have wk2 fetch the installer"})
 	p.Emit(step.Event{Path: "roll/workers/wk2/pull", Status: step.Done})
 	p.Emit(step.Event{Path: "roll/workers/wk1", Status: step.NotStarted, Title: "recreate wk1"})
-	if got := p.Fared().Nodes; len(got) != 1 || got[0].Node != "wk1" {
-		t.Errorf("fared: %+v", got)
-	}
+	got := p.Fared().Nodes
+	must.Hold(t, len(got) == 1 && got[0].Node == "wk1", "fared: %+v", got)
 }
 
 func branch(id, title string, below ...step.Step) step.Step {

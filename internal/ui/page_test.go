@@ -379,9 +379,8 @@ func TestDriftInWords(t *testing.T) {
 	words := DriftInWords(res, same)
 	requireWords(t, text.String(), words, "Talos v1.13.8 → v1.13.9", "a disk is parked", "no route to host", "wk9", "recast plan", "recast doctor")
 	order := cluster.Each(words.Nodes, func(n NodeWords) string { return n.Node + " " + n.State + " " + string(n.Mood) })
-	if want := []string{"wk2 unread bad", "wk1 stale open", "cp1 in sync good"}; !slices.Equal(order, want) || words.InSync != 1 {
-		t.Errorf("nodes %q, %d in sync", order, words.InSync)
-	}
+	want := []string{"wk2 unread bad", "wk1 stale open", "cp1 in sync good"}
+	must.Hold(t, slices.Equal(order, want) && words.InSync == 1, "nodes %q, %d in sync", order, words.InSync)
 	hidden := DriftInWords(res, func(string) string { return "x" })
 	if all := strings.Join(stringsOf(reflect.ValueOf(hidden)), " "); strings.Contains(all, "parked") || strings.Contains(all, "route") || strings.Contains(all, "→") {
 		t.Errorf("not hidden: %s", all)
@@ -441,9 +440,8 @@ func TestForeignTextInReports(t *testing.T) {
 	if strings.Count(markdown, "\n| ") != 2 || strings.Count(markdown, "\n#") != 0 || strings.Contains(markdown, "<b>") {
 		t.Errorf("%s", markdown)
 	}
-	if failure := regexp.MustCompile(`(?s)<failure .*</failure>`).FindString(print("junit")); failure == "" || strings.Contains(failure, "&#xA;") {
-		t.Errorf("%s", failure)
-	}
+	failure := regexp.MustCompile(`(?s)<failure .*</failure>`).FindString(print("junit"))
+	must.Hold(t, failure != "" && !strings.Contains(failure, "&#xA;"), "%s", failure)
 	var again pipeline.DriftResult
 	if err := json.Unmarshal([]byte(print("json")), &again); err != nil || again.Nodes[0].Talos != words {
 		t.Errorf("%q: %v", again.Nodes[0].Talos, err)
@@ -596,9 +594,8 @@ func TestSchemasFitWhatIsPrinted(t *testing.T) {
 			var out bytes.Buffer
 			must.Do(t, write(&out, "json", v, nil))
 			doc := must.Get(validator.UnmarshalJSON(&out))(t)
-			if err := schema.Validate(doc); err != nil {
-				t.Errorf("%s: %v", name, err)
-			}
+			err := schema.Validate(doc)
+			must.Hold(t, err == nil, "%s: %v", name, err)
 		}
 		must.Hold(t, schema.Validate(map[string]any{"cluster": 1}) != nil, "%s fits anything", name)
 	}
@@ -609,8 +606,7 @@ func TestSchemasDescribeWhatTheyPublish(t *testing.T) {
 	t.Parallel()
 	for name := range answers {
 		b := must.Get(os.ReadFile(schemaFile(name)))(t)
-		if n := strings.Count(string(b), `"description": `); n < 10 {
-			t.Errorf("%s: %d descriptions", name, n)
-		}
+		n := strings.Count(string(b), `"description": `)
+		must.Hold(t, n >= 10, "%s: %d descriptions", name, n)
 	}
 }

@@ -250,9 +250,8 @@ func TestPlanOfManyNodes(t *testing.T) {
 	all := many(500, 500)
 	var text, md bytes.Buffer
 	must.Do(t, WritePlan(&text, "text", all))
-	if lines := strings.Count(text.String(), "\n"); lines > 3*500+20 {
-		t.Errorf("%d lines", lines)
-	}
+	lines := strings.Count(text.String(), "\n")
+	must.Hold(t, lines <= 3*500+20, "%d lines", lines)
 	must.Do(t, WritePlan(&md, "markdown", all))
 	if md.Len() > largest || !strings.Contains(md.String(), "- 500 on 500 nodes") || strings.Count(md.String(), "wk000…wk499") != 2 {
 		t.Errorf("%d bytes of Markdown:\n%.2000s", md.Len(), md.String())
@@ -292,9 +291,8 @@ func TestAfterPlan(t *testing.T) {
 		"refused":    {refused, "recast plan --explain wk000 shows the reasons against each strategy"},
 		"unfinished": {every, "recast status shows where every disk is"},
 	} {
-		if got := strings.Join(afterPlan(c.plan), "\n"); !strings.HasPrefix(got, c.want) || (c.want == "") != (got == "") {
-			t.Errorf("%s: %q, want %q", name, got, c.want)
-		}
+		got := strings.Join(afterPlan(c.plan), "\n")
+		must.Hold(t, strings.HasPrefix(got, c.want) && (c.want == "") == (got == ""), "%s: %q, want %q", name, got, c.want)
 	}
 }
 

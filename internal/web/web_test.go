@@ -241,9 +241,8 @@ func TestReadingAgain(t *testing.T) {
 	for _, method := range []string{http.MethodGet, http.MethodPut, http.MethodDelete, http.MethodPatch} {
 		r := httptest.NewRequest(method, "http://"+host+v.site.frame.Base+"read?what=drift", nil)
 		r.Header.Set("Origin", "http://"+host)
-		if w := v.ask(r); w.Code < 400 || len(v.site.readings.queue) > 0 {
-			t.Errorf("%s: %d", method, w.Code)
-		}
+		w := v.ask(r)
+		must.Hold(t, w.Code >= 400 && len(v.site.readings.queue) == 0, "%s: %d", method, w.Code)
 	}
 }
 
@@ -262,9 +261,8 @@ func TestServe(t *testing.T) {
 		t.Errorf("%s, %v", answer.Status, answer.Cookies())
 	}
 	for _, key := range []string{keyDrift, keyPlan, keyStatus} {
-		if now := s.readings.get(key); !now.busy() && now.Value == nil {
-			t.Errorf("%s is not read", key)
-		}
+		now := s.readings.get(key)
+		must.Hold(t, now.busy() || now.Value != nil, "%s is not read", key)
 	}
 	cancel()
 	must.Pass(t, <-served)
@@ -309,15 +307,13 @@ func TestReadings(t *testing.T) {
 		}
 		time.Sleep(time.Minute)
 		synctest.Wait()
-		if want := []string{"a", "b", "bad", "a"}; !slices.Equal(log, want) {
-			t.Errorf("read %v, want %v", log, want)
-		}
+		want := []string{"a", "b", "bad", "a"}
+		must.Hold(t, slices.Equal(log, want), "read %v, want %v", log, want)
 		if a := r.get("a"); a.Value != "a!" || a.busy() || time.Since(a.At) != 40*time.Second {
 			t.Errorf("a %+v", a)
 		}
-		if bad := r.get("bad"); bad.Value != nil || bad.Err == nil || time.Since(bad.Failed) != 45*time.Second {
-			t.Errorf("bad %+v", bad)
-		}
+		bad := r.get("bad")
+		must.Hold(t, bad.Value == nil && bad.Err != nil && time.Since(bad.Failed) == 45*time.Second, "bad %+v", bad)
 		if r.askIfOlder("a", time.Hour); r.get("a").busy() {
 			t.Error("it is young")
 		}
@@ -555,9 +551,8 @@ func TestARunElsewhere(t *testing.T) {
 		must.Equal(t, "how often it was read while no run is active", 0, look(10*time.Minute))
 		claimed = &pipeline.ClaimHeld{VMID: 9000, State: claim.State{Since: time.Now()}}
 		v.read(keyStatus)
-		if n := look(10 * time.Minute); n < 4 || n > 5 {
-			t.Errorf("read %d times in 10 minutes, with 60 nodes", n)
-		}
+		n := look(10 * time.Minute)
+		must.Hold(t, n >= 4 && n <= 5, "read %d times in 10 minutes, with 60 nodes", n)
 	})
 }
 
@@ -594,9 +589,8 @@ func TestTheLastRunIsTheSameEverywhere(t *testing.T) {
 		if order, sure := runs.Order([]planning.Replacing{{Run: first}, {Run: last}}); order[0].Run != last || !sure {
 			t.Errorf("undo: %v, %t", order, sure)
 		}
-		if page := open(t, o).page("run"); !strings.Contains(page, last) || strings.Contains(page, first) {
-			t.Errorf("ui:\n%s", page)
-		}
+		page := open(t, o).page("run")
+		must.Hold(t, strings.Contains(page, last) && !strings.Contains(page, first), "ui:\n%s", page)
 	})
 }
 

@@ -493,9 +493,8 @@ func TestOutages(t *testing.T) {
 			for _, o := range one.Outages {
 				all = append(all, o.What+" "+strings.Join(o.Why, ", "))
 			}
-			if got := strings.Join(all, ""); (tc.want == "") != (got == "") || !strings.HasPrefix(got, tc.want) {
-				t.Fatalf("%q, want %q", got, tc.want)
-			}
+			got := strings.Join(all, "")
+			must.Be(t, (tc.want == "") == (got == "") && strings.HasPrefix(got, tc.want), "%q, want %q", got, tc.want)
 			stops, counts := strings.HasPrefix(tc.want, "stops"), tc.want != "" && !strings.HasPrefix(tc.want, "may")
 			for _, c := range []struct {
 				most    int

@@ -202,9 +202,8 @@ func TestRun(t *testing.T) {
 		if i < 0 || res.Checks[i].State != tc.state || !strings.Contains(res.Checks[i].Seen, tc.seen) {
 			t.Errorf("want %s, %s: …%s…; got:\n%s", tc.what, tc.state, tc.seen, printed(res))
 		}
-		if groups := seenGroups(res); s.err == nil && len(groups) != 7 {
-			t.Errorf("looked at %q only", groups)
-		}
+		groups := seenGroups(res)
+		must.Hold(t, s.err != nil || len(groups) == 7, "looked at %q only", groups)
 	})
 }
 
@@ -253,9 +252,8 @@ func TestEveryEndpointIsAsked(t *testing.T) {
 	}, func(t *testing.T, tc row) {
 		res := diagnose(t, s, tc.endpoints...)
 		for i, want := range tc.states {
-			if c := res.Checks[i]; c.What != tc.endpoints[i].URL || c.State != want {
-				t.Errorf("%s is %s, want %s", c.What, c.State, want)
-			}
+			c := res.Checks[i]
+			must.Hold(t, c.What == tc.endpoints[i].URL && c.State == want, "%s is %s, want %s", c.What, c.State, want)
 		}
 		must.Equal(t, "Proxmox looked at: "+printed(res), tc.proxmox, slices.Contains(seenGroups(res), GroupPrivileges))
 	})
@@ -314,9 +312,8 @@ func TestTalosVersion(t *testing.T) {
 	}, func(t *testing.T, tc row) {
 		d := &checkup{Project: pipeline.Project{Config: &config.Config{Talos: config.Talos{Version: tc.wanted}}}}
 		d.talosVersion("wk1", tc.runs)
-		if c := d.res.Checks[0]; c.State != tc.want || !strings.Contains(c.Seen, tc.seen) {
-			t.Errorf("%s: %s", c.State, c.Seen)
-		}
+		c := d.res.Checks[0]
+		must.Hold(t, c.State == tc.want && strings.Contains(c.Seen, tc.seen), "%s: %s", c.State, c.Seen)
 	})
 }
 
@@ -329,9 +326,8 @@ func TestCertificate(t *testing.T) {
 	must.Each(t, map[string]row{"fresh": {90 * 24 * time.Hour, OK}, "soon": {5 * 24 * time.Hour, Warning}, "over": {-time.Hour, Problem}}, func(t *testing.T, tc row) {
 		var d findings
 		d.certificate(GroupTalos, "talosconfig", "make one", time.Now().Add(tc.left))
-		if c := d.res.Checks[0]; c.State != tc.want {
-			t.Errorf("%s: %s", c.State, c.Seen)
-		}
+		c := d.res.Checks[0]
+		must.Hold(t, c.State == tc.want, "%s: %s", c.State, c.Seen)
 	})
 }
 

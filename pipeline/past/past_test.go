@@ -410,7 +410,6 @@ func TestFetchIsBounded(t *testing.T) {
 	s.reads = 0
 	m := machine(t, s)
 	must.Do(t, os.WriteFile(filepath.Dir(m.Runs.Dir), nil, 0o600))
-	if err := m.Fetch(t.Context(), 0, func(text string) { t.Error(text) }); err == nil || s.reads > 0 {
-		t.Errorf("%v after %d reads", err, s.reads)
-	}
+	err := m.Fetch(t.Context(), 0, func(text string) { t.Error(text) })
+	must.Hold(t, err != nil && s.reads <= 0, "%v after %d reads", err, s.reads)
 }

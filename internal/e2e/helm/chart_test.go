@@ -240,9 +240,8 @@ func TestArchive(t *testing.T) {
 	c := load(t, *archive)
 	want := mustInstall(t, load(t, chartDir), namespace, "image: {tag: v1.2.3}")
 	want.notes = strings.Replace(want.notes, "latest", "v1.2.3", 1)
-	if diff := cmp.Diff(want, mustInstall(t, c, namespace, ""), cmp.AllowUnexported(release{})); diff != "" {
-		t.Errorf("directory, archive (-want +got):\n%s", diff)
-	}
+	diff := cmp.Diff(want, mustInstall(t, c, namespace, ""), cmp.AllowUnexported(release{}))
+	must.Hold(t, diff == "", "directory, archive (-want +got):\n%s", diff)
 	if c.Metadata.Version != "1.2.3" || len(c.CRDObjects()) != 3 {
 		t.Errorf("version %s with %d CRDs", c.Metadata.Version, len(c.CRDObjects()))
 	}
@@ -716,9 +715,8 @@ func TestTypes(t *testing.T) {
 			continue
 		}
 		text := must.Get(json.Marshal(object))(t)
-		if err := yaml.UnmarshalStrict(text, into); err != nil {
-			t.Errorf("%s: %v", key, err)
-		}
+		err := yaml.UnmarshalStrict(text, into)
+		must.Hold(t, err == nil, "%s: %v", key, err)
 		if crd, ok := into.(*apiextensions.CustomResourceDefinition); ok && crd.Name != crd.Spec.Names.Plural+".recast.dev" {
 			t.Errorf("%s defines %s of %s", crd.Name, crd.Spec.Names.Plural, crd.Spec.Group)
 		}

@@ -44,9 +44,8 @@ func TestEdited(t *testing.T) {
 			must.Hold(t, err != nil, "no error, but %q", got)
 			return
 		}
-		if diff := cmp.Diff(c.want, string(got)); err != nil || diff != "" {
-			t.Errorf("%v (-want +got):\n%s", err, diff)
-		}
+		diff := cmp.Diff(c.want, string(got))
+		must.Hold(t, err == nil && diff == "", "%v (-want +got):\n%s", err, diff)
 	})
 }
 
@@ -115,9 +114,8 @@ func TestPack(t *testing.T) {
 		}
 		return err
 	})
-	if diff := cmp.Diff([]string{"recast.yaml", "schematics/base.yaml"}, files); err != nil || diff != "" {
-		t.Errorf("%v (-want +got):\n%s", err, diff)
-	}
+	diff := cmp.Diff([]string{"recast.yaml", "schematics/base.yaml"}, files)
+	must.Hold(t, err == nil && diff == "", "%v (-want +got):\n%s", err, diff)
 }
 
 func TestDoctorLines(t *testing.T) {
@@ -140,9 +138,8 @@ func TestTask(t *testing.T) {
 	t.Parallel()
 	want := Task{Kind: Roll, Namespace: "a", Cluster: "b", Roll: "b-1", Job: "b-1-roll-2", PlanHash: "1234", Source: v1alpha1.Source{ConfigMap: &v1alpha1.ConfigMapSource{Name: "c"}}}
 	got, err := ReadTask(want.String())
-	if diff := cmp.Diff(want, got); err != nil || diff != "" {
-		t.Errorf("%v (-want +got):\n%s", err, diff)
-	}
+	diff := cmp.Diff(want, got)
+	must.Hold(t, err == nil && diff == "", "%v (-want +got):\n%s", err, diff)
 	for _, text := range []string{"", "{"} {
 		if _, err := ReadTask(text); err == nil {
 			t.Errorf("%q is a task", text)
@@ -352,9 +349,8 @@ func TestTakeOver(t *testing.T) {
 		must.Do(t, a.takeOver(t.Context()))
 		must.Equal(t, "continued", c.want, a.Continue)
 		must.Equal(t, "what is finished is known", c.want, len(a.Finished) == len(finished))
-		if o := statusOf(t, api).Outcome; o != nil {
-			t.Errorf("an outcome is left: %+v", o)
-		}
+		o := statusOf(t, api).Outcome
+		must.Hold(t, o == nil, "an outcome is left: %+v", o)
 	})
 }
 
@@ -365,9 +361,8 @@ func TestTakeOverWithoutAPI(t *testing.T) {
 		return errors.New("connection refused")
 	}}
 	a, _ := testAttempt(t, Roll, away, imageRoll(&v1alpha1.Progress{Finished: []string{"wk1"}, Updated: clock(1)}))
-	if err := a.takeOver(t.Context()); err != nil || a.Continue {
-		t.Errorf("continue: %v: %v", a.Continue, err)
-	}
+	err := a.takeOver(t.Context())
+	must.Hold(t, err == nil && !a.Continue, "continue: %v: %v", a.Continue, err)
 	a, _ = testAttempt(t, Roll, interceptor.Funcs{})
 	must.Hold(t, a.takeOver(t.Context()) != nil, "the roll of a deleted ImageRoll begins")
 }
@@ -393,9 +388,8 @@ func TestTellNow(t *testing.T) {
 	a.tellNow(t.Context(), p)
 	got := statusOf(t, api).Progress
 	must.Be(t, got != nil && !p.hasChanged(), "it is not told")
-	if diff := cmp.Diff([]string{"wk1"}, got.Finished); diff != "" || !got.Updated.Equal(clock(60)) {
-		t.Errorf("at %v (-want +got):\n%s", got.Updated, diff)
-	}
+	diff := cmp.Diff([]string{"wk1"}, got.Finished)
+	must.Hold(t, diff == "" && got.Updated.Equal(clock(60)), "at %v (-want +got):\n%s", got.Updated, diff)
 }
 
 // TestErrorsAreReported: what keeps the attempt itself from working is in the status.
@@ -536,9 +530,8 @@ func TestKubernetesAsApproved(t *testing.T) {
 			code, err = known, a.reportError(t.Context(), known, err)
 		}
 		must.Hold(t, err == nil && code == c.code, "exit code %d: %v", code, err)
-		if o := statusOf(t, api).Outcome; o == nil || o.Message != c.message {
-			t.Errorf("outcome: %+v", o)
-		}
+		o := statusOf(t, api).Outcome
+		must.Hold(t, o != nil && o.Message == c.message, "outcome: %+v", o)
 		if _, err := os.Stat(filepath.Join(a.Recast.Dir, "upgraded")); (err == nil) != c.upgraded {
 			t.Errorf("upgraded: %v", err)
 		}

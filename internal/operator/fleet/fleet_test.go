@@ -160,9 +160,8 @@ func TestFirstStageThatMatches(t *testing.T) {
 	l := newLab(t, f, newCluster("a1", "a", "x"), newCluster("b1", "b", ""))
 	l.run(nil)
 	for _, m := range l.fleet().Status.Members {
-		if want := map[string]string{"a1": "a x", "b1": "all "}[m.Cluster]; m.Stage+" "+m.Site != want {
-			t.Errorf("%s: stage and site %s %s, want %s", m.Cluster, m.Stage, m.Site, want)
-		}
+		want := map[string]string{"a1": "a x", "b1": "all "}[m.Cluster]
+		must.Hold(t, m.Stage+" "+m.Site == want, "%s: stage and site %s %s, want %s", m.Cluster, m.Stage, m.Site, want)
 	}
 }
 
@@ -404,9 +403,8 @@ func TestDeletedWhileItRuns(t *testing.T) {
 	l.wantEvent("Warning MemberFailed stage a: TalosCluster a1 was deleted")
 	l.wantEvent("Warning MemberFailed stage a: ImageRoll upgrade-a2 was deleted before it was done")
 	l.wantEvent("Warning MemberFailed stage b: TalosCluster b1 was deleted")
-	if got := strings.Join(l.sorted(v1alpha1.MemberDone), " "); got != "a3 b2" || l.made["upgrade-b1"] != 0 {
-		t.Errorf("done: %s, ImageRolls %v", got, l.made)
-	}
+	got := strings.Join(l.sorted(v1alpha1.MemberDone), " ")
+	must.Hold(t, got == "a3 b2" && l.made["upgrade-b1"] == 0, "done: %s, ImageRolls %v", got, l.made)
 }
 
 func TestDeletedFleet(t *testing.T) {

@@ -311,9 +311,8 @@ func TestSetup(t *testing.T) {
 	must.Do(t, v1alpha1.AddToScheme(scheme))
 	mgr := must.Get(ctrl.NewManager(&rest.Config{Host: "http://127.0.0.1:1"}, ctrl.Options{Scheme: scheme, Metrics: server.Options{BindAddress: "0"}}))(t)
 	r := &Reconciler{Clock: time.Now}
-	if err := r.SetupWithManager(mgr); err != nil || r.Client == nil || r.Live == nil || r.Recorder == nil {
-		t.Errorf("error %v, reconciler %+v", err, r)
-	}
+	err := r.SetupWithManager(mgr)
+	must.Hold(t, err == nil && r.Client != nil && r.Live != nil && r.Recorder != nil, "error %v, reconciler %+v", err, r)
 }
 
 // TestRollEnds: of an ImageRoll only its end is news.

@@ -74,9 +74,8 @@ func TestJobIsConfined(t *testing.T) {
 			must.Hold(t, m.MountPath != attempt.WorkDir || v.EmptyDir.Medium == corev1.StorageMediumMemory,
 				"%s: journals are not in memory", kind)
 		}
-		if from := c.EnvFrom[0].SecretRef; from.Optional == nil || !*from.Optional {
-			t.Errorf("%s: without Secret %s its pod does not start", kind, from.Name)
-		}
+		from := c.EnvFrom[0].SecretRef
+		must.Hold(t, from.Optional != nil && *from.Optional, "%s: without Secret %s its pod does not start", kind, from.Name)
 		for _, m := range needed(cluster().Spec) {
 			if dir, _ := strings.CutSuffix(m.Path, m.Path[strings.LastIndex(m.Path, "/"):]); !paths[dir] && !paths[m.Path] {
 				t.Errorf("%s: %s is not mounted", kind, m.Path)
@@ -106,9 +105,8 @@ func TestJobEndsOnce(t *testing.T) {
 		must.Hold(t, slices.Equal(stops, []int32{attempt.ExitConfig, attempt.ExitRefused, attempt.ExitClaimed}),
 			"%s: these end it: %v", kind, stops)
 	}
-	if grace := *made(attempt.Roll).Spec.Template.Spec.TerminationGracePeriodSeconds; grace != 3600 {
-		t.Errorf("a roll has %d s for the node in progress", grace)
-	}
+	grace := *made(attempt.Roll).Spec.Template.Spec.TerminationGracePeriodSeconds
+	must.Hold(t, grace == 3600, "a roll has %d s for the node in progress", grace)
 }
 
 // TestNamesFit: names and labels are valid for the longest names that the CRDs allow.
@@ -142,9 +140,8 @@ func TestBackups(t *testing.T) {
 			c.Spec.Job.BackupClaim = claim
 			pod := New(Spec{Cluster: c, Task: Task(c, kind), Image: "recast:v1"}).Spec.Template.Spec
 			i := slices.IndexFunc(pod.Containers[0].VolumeMounts, func(m corev1.VolumeMount) bool { return m.MountPath == attempt.BackupDir })
-			if rolls := kind == attempt.Roll || kind == attempt.Kubernetes; rolls != (i >= 0) {
-				t.Errorf("%s: mounted: %v", kind, i >= 0)
-			}
+			rolls := kind == attempt.Roll || kind == attempt.Kubernetes
+			must.Hold(t, rolls == (i >= 0), "%s: mounted: %v", kind, i >= 0)
 			if i < 0 {
 				continue
 			}

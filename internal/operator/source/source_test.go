@@ -133,13 +133,11 @@ func TestGit(t *testing.T) {
 				must.Contain(t, "error", fmt.Sprint(err), c.says)
 				return
 			}
-			if got := read(t, into)["recast.yaml"]; err != nil || got != c.version {
-				t.Errorf("recast.yaml is %q: %v", got, err)
-			}
+			got := read(t, into)["recast.yaml"]
+			must.Hold(t, err == nil && got == c.version, "recast.yaml is %q: %v", got, err)
 			must.Hold(t, c.version != "version: 1\n" || revision == first, "revision %s, want %s", revision, first)
-			if same := hash == wantedHash; same != (c.version == "version: 1\n") {
-				t.Errorf("hash of the files: %s", hash)
-			}
+			same := hash == wantedHash
+			must.Hold(t, same == (c.version == "version: 1\n"), "hash of the files: %s", hash)
 		})
 	}
 }

@@ -95,18 +95,16 @@ func TestNoWindowsAreAlwaysOpen(t *testing.T) {
 	if open, until := (Set{}).Open(now); !open || !until.IsZero() {
 		t.Errorf("Open = %v, %s; want true without an end", open, until)
 	}
-	if next := (Set{}).Next(now); !next.IsZero() {
-		t.Errorf("Next = %s, want none", next)
-	}
+	next := (Set{}).Next(now)
+	must.Hold(t, next.IsZero(), "Next = %s, want none", next)
 }
 
 func TestWindowAlone(t *testing.T) {
 	t.Parallel()
 	w := parse(t, spec{"0 22 * * *", "", time.Hour})[0]
 	open, until := (Set{w}).Open(at(t, "2026-01-01T22:30:00Z"))
-	if want := at(t, "2026-01-01T23:00:00Z"); !open || !until.Equal(want) {
-		t.Errorf("Open = %v, %s; want %s", open, until, want)
-	}
+	want := at(t, "2026-01-01T23:00:00Z")
+	must.Hold(t, open && until.Equal(want), "Open = %v, %s; want %s", open, until, want)
 }
 
 func TestParseScheduleErrors(t *testing.T) {
@@ -284,9 +282,8 @@ func TestBrute(t *testing.T) {
 		for i := range all {
 			all[i] = random(r, zones)
 		}
-		if problem := compare(r, all); problem != "" {
-			t.Fatalf("seed %d, %v: %s", seed, all, problem)
-		}
+		problem := compare(r, all)
+		must.Be(t, problem == "", "seed %d, %v: %s", seed, all, problem)
 	}
 }
 

@@ -69,9 +69,8 @@ func TestLatency(t *testing.T) {
 			got, err := io.ReadAll(res.Body)
 			_ = res.Body.Close()
 			must.Equal(t, "body", []any{nil, body}, []any{err, string(got)})
-			if took := time.Since(began); took < latency || took > 10*latency {
-				t.Errorf("it took %s", took)
-			}
+			took := time.Since(began)
+			must.Hold(t, took >= latency && took <= 10*latency, "it took %s", took)
 		}
 		done := make(chan bool)
 		for range 4 {
@@ -130,9 +129,8 @@ func TestKeptConnections(t *testing.T) {
 			must.Be(t, err == nil, "request %d: %v", i+1, err)
 			got, err := io.ReadAll(res.Body)
 			_ = res.Body.Close()
-			if want := fmt.Sprint("answer ", i+1); err != nil || string(got) != want {
-				t.Fatalf("got %q, %v; want %q", got, err, want)
-			}
+			want := fmt.Sprint("answer ", i+1)
+			must.Be(t, err == nil && string(got) == want, "got %q, %v; want %q", got, err, want)
 		}
 		must.Equal(t, "connections were made", 1, dialer.Dials())
 	})

@@ -615,9 +615,8 @@ func TestGoProxmoxWithPassword(t *testing.T) {
 		name := filepath.Join(t.TempDir(), "theirs.iso")
 		must.Do(t, os.WriteFile(name, []byte("their bytes"), 0o600))
 		wait(storage.Upload("iso", name))
-		if m := l.world.Media("isos:iso/theirs.iso", "pve1"); m == nil || string(m.Bytes()) != "their bytes" {
-			t.Errorf("stored %v", m)
-		}
+		m := l.world.Media("isos:iso/theirs.iso", "pve1")
+		must.Hold(t, m != nil && string(m.Bytes()) == "their bytes", "stored %v", m)
 		refused := proxmox.NewClient(base, proxmox.WithHTTPClient(l.client), proxmox.WithCredentials(&proxmox.Credentials{Username: "recast@pve", Password: "wrong"}))
 		if _, err := refused.Version(ctx); !errors.Is(err, proxmox.ErrNotAuthorized) {
 			t.Errorf("a wrong password: %v", err)

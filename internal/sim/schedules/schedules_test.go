@@ -298,9 +298,8 @@ func TestCaseTextRoundTrip(t *testing.T) {
 		}
 		got, err := Parse(c.String())
 		must.Be(t, err == nil, "%s: %v", c, err)
-		if diff := cmp.Diff(c, got); diff != "" {
-			t.Fatalf("%s (-drawn +read):\n%s", c, diff)
-		}
+		diff := cmp.Diff(c, got)
+		must.Be(t, diff == "", "%s (-drawn +read):\n%s", c, diff)
 	}
 }
 
@@ -380,9 +379,8 @@ func BenchmarkSchedules(b *testing.B) {
 		}
 	}
 	spent := processorTime(b) - begin
-	if each := float64(allocated()) / float64(rolls); each > most {
-		b.Errorf("%.0f allocations for each node-roll, more than %d", each, most)
-	}
+	each := float64(allocated()) / float64(rolls)
+	must.Hold(b, each <= most, "%.0f allocations for each node-roll, more than %d", each, most)
 	b.ReportMetric(float64(allocated())/float64(rolls), "allocs/node-roll")
 	b.ReportMetric(float64(spent.Microseconds())/1000/float64(rolls), "cpu-ms/node-roll")
 	b.ReportMetric(float64(rolls)/spent.Seconds(), "node-rolls/cpu-s")

@@ -276,9 +276,8 @@ func TestEtcdDataHasAVolumeOfItsOwn(t *testing.T) {
 		time.Sleep(time.Minute)
 		must.Do(t, c.Bootstrap(t.Context(), &machineapi.BootstrapRequest{}))
 		l.running(cpAddr)
-		if d := talosapi.Describe(data.Media.Bytes()); !strings.HasPrefix(d, "ETCD ") || !strings.HasSuffix(d, " etcd voter cp1") {
-			t.Errorf("data disk %s", d)
-		}
+		d := talosapi.Describe(data.Media.Bytes())
+		must.Hold(t, strings.HasPrefix(d, "ETCD ") && strings.HasSuffix(d, " etcd voter cp1"), "data disk %s", d)
 		must.Equal(t, "a voter is on the system disk", false, strings.Contains(talosapi.Describe(b.drives[0].Media.Bytes()), "etcd voter"))
 
 		// Talos refuses a configuration without the document for a node that runs, but a new system disk has it: etcd's

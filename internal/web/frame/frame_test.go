@@ -25,9 +25,8 @@ func TestGuard(t *testing.T) {
 			r.Host = c.host
 			w := httptest.NewRecorder()
 			Guard(c.port, http.HandlerFunc(func(http.ResponseWriter, *http.Request) { passed = true })).ServeHTTP(w, r)
-			if want := name[0] != '!'; passed != want || (w.Code == http.StatusForbidden) == want {
-				t.Errorf("passed %t, %d", passed, w.Code)
-			}
+			want := name[0] != '!'
+			must.Hold(t, passed == want && (w.Code == http.StatusForbidden) != want, "passed %t, %d", passed, w.Code)
 			must.Equal(t, "policy", policy, w.Header().Get("Content-Security-Policy"))
 		})
 	}
