@@ -56,7 +56,7 @@ func TestParseDisk(t *testing.T) {
 		"no volume in":             {key: "scsi0", value: "size=3G", err: `scsi0: no volume in "size=3G"`},
 	}, func(t *testing.T, tc testCase) {
 		got, err := ParseDisk(tc.key, tc.value)
-		msg := message(err)
+		msg := must.Text(err)
 		must.Be(t, msg == tc.err, "error %q, want %q", msg, tc.err)
 		must.Equal(t, "got", tc.want, got)
 		must.Equal(t, "size", tc.bytes, got.SizeBytes())
@@ -64,13 +64,6 @@ func TestParseDisk(t *testing.T) {
 			t.Errorf("written back as %q", got.Value())
 		}
 	})
-}
-
-func message(err error) string {
-	if err == nil {
-		return ""
-	}
-	return err.Error()
 }
 
 func TestDisksAreOrderedByBusAndNumber(t *testing.T) {
@@ -233,7 +226,7 @@ type proof struct {
 
 func checkProof(t *testing.T, tc proof) {
 	got, err := ProveSystemDisk(VM{ID: 1, Config: tc.config}, tc.machine, tc.slot)
-	msg := message(err)
+	msg := must.Text(err)
 	must.Be(t, msg == tc.err, "error %q, want %q", msg, tc.err)
 	must.Equal(t, "proved", tc.want, got.Key)
 }

@@ -632,7 +632,7 @@ func TestBuildRefusesContent(t *testing.T) {
 		err := b.run(t, b.builder().Step())
 		requireMismatch(t, err, tc.kind, tc.want...)
 		e := b.ledger.Lock().Schematics["default"]
-		must.Hold(t, e.ISO.SHA256 == "" && (e.Installer == "" || !strings.Contains(message(err), "verify-installer")),
+		must.Hold(t, e.ISO.SHA256 == "" && (e.Installer == "" || !strings.Contains(must.Text(err), "verify-installer")),
 			"recorded despite the error: %q %+v", e.Installer, e.ISO)
 		if _, found, err := b.cache.look(e.ISO.Name); err != nil || found {
 			t.Errorf("the ISO has its name in the cache: %v", err)
@@ -644,7 +644,7 @@ func TestBuildRefusesContent(t *testing.T) {
 func requireMismatch(t *testing.T, err error, kind verify.MismatchKind, parts ...string) {
 	t.Helper()
 	for _, part := range parts {
-		must.Hold(t, strings.Contains(message(err), part), "error\n got %v\nwant it to hold %q", err, part)
+		must.Hold(t, strings.Contains(must.Text(err), part), "error\n got %v\nwant it to hold %q", err, part)
 	}
 	if m, ok := errors.AsType[*verify.Mismatch](err); !ok || m.Kind != kind {
 		t.Errorf("mismatch = %+v, want kind %s", m, kind)
@@ -848,7 +848,7 @@ func TestDiskRefused(t *testing.T) {
 		}
 		_, err := b.verify(t, disk)
 		requireMismatch(t, err, test.kind, "disk image: "+test.want)
-		must.Hold(t, !strings.Contains(message(err), "secret"), "err = %v", err)
+		must.Hold(t, !strings.Contains(must.Text(err), "secret"), "err = %v", err)
 	})
 }
 

@@ -374,7 +374,7 @@ func TestSignatures(t *testing.T) {
 		k := must.Get(parseKey(tc.key.pem))(t)
 		must.Equal(t, "fingerprint", tc.key.print, k.fingerprint)
 		err := k.verify(ref+is, is, tc.list)
-		must.Equal(t, "result", tc.want, message(err))
+		must.Equal(t, "result", tc.want, must.Text(err))
 		if tc.want == "" {
 			return
 		}
@@ -396,7 +396,7 @@ func TestSigningKeysRefused(t *testing.T) {
 		"a private": {pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: []byte("x")}), `it is a "PRIVATE KEY", not a public key`},
 		"damaged":   {pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: []byte("x")}), "asn1: "},
 	}, func(t *testing.T, tc row) {
-		if _, err := parseKey(tc.text); !strings.HasPrefix(message(err), tc.want) {
+		if _, err := parseKey(tc.text); !strings.HasPrefix(must.Text(err), tc.want) {
 			t.Errorf("err = %v, want %q", err, tc.want)
 		}
 	})
@@ -458,7 +458,7 @@ func TestSignaturePolicy(t *testing.T) {
 			builder.Signature.Key = func() ([]byte, error) { return tc.own, nil }
 		}
 		err := b.run(t, builder.Step())
-		must.Be(t, (err == nil) == (tc.wantErr == "") && strings.Contains(message(err), tc.wantErr),
+		must.Be(t, (err == nil) == (tc.wantErr == "") && strings.Contains(must.Text(err), tc.wantErr),
 			"err = %v, want %q", err, tc.wantErr)
 		notes := strings.Join(b.notes, "\n")
 		must.Hold(t, strings.Contains(notes, tc.wantNote) && strings.Contains(notes, "warning") == (tc.wantNote != ""),

@@ -342,13 +342,6 @@ func (b *bench) run(t *testing.T, root step.Step) error {
 	return r.Run(t.Context(), root)
 }
 
-func message(err error) string {
-	if err == nil {
-		return ""
-	}
-	return err.Error()
-}
-
 func sizeText(b *bench) string { return strconv.FormatInt(b.iso().SizeBytes, 10) }
 
 // store is the storages of some hosts, by "host/storage"; shared ones have one map of ISOs.

@@ -345,7 +345,7 @@ func TestDelivery(t *testing.T) {
 		}
 		err := b.run(t, b.pub.Step())
 		plain := strings.NewReplacer(b.iso().Name, "ISO", b.link(), "LINK", sizeText(b), "SIZE")
-		if got := plain.Replace(message(err)); err != nil != (tc.fails != "") || !strings.Contains(got, tc.fails) || fault.KindOf(err) != tc.kind {
+		if got := plain.Replace(must.Text(err)); err != nil != (tc.fails != "") || !strings.Contains(got, tc.fails) || fault.KindOf(err) != tc.kind {
 			t.Errorf("error is %s (%v), want %q in it", got, fault.KindOf(err), tc.fails)
 		}
 		var changes []string
@@ -535,7 +535,7 @@ func TestPruner(t *testing.T) {
 func prune(t *testing.T, steps []step.Step, fails string, kind fault.Kind) {
 	t.Helper()
 	err := newBench(t).run(t, step.Step{ID: "prune", Title: "remove", Steps: func(context.Context) ([]step.Step, error) { return steps, nil }})
-	must.Hold(t, err != nil == (fails != "") && strings.Contains(message(err), fails) && fault.KindOf(err) == kind,
+	must.Hold(t, err != nil == (fails != "") && strings.Contains(must.Text(err), fails) && fault.KindOf(err) == kind,
 		"error is %v (%v), want %q in it", err, fault.KindOf(err), fails)
 }
 

@@ -233,7 +233,7 @@ func TestContent(t *testing.T) {
 		i := imaged()
 		tc.spoil(&i)
 		err := errors.Join(wantedOf(t).content("installer", "6.12.1-talos", i)...)
-		must.Equal(t, "result", tc.want, message(err))
+		must.Equal(t, "result", tc.want, must.Text(err))
 		if m, ok := errors.AsType[*Mismatch](err); !ok || m.Kind != tc.kind {
 			t.Errorf("mismatch = %+v, want kind %s", m, tc.kind)
 		}
@@ -333,7 +333,7 @@ func TestSplitRefuses(t *testing.T) {
 		"microcode": {bootimage.Tree{"/usr/lib/firmware/intel-ucode/a": link("b")}, "/usr/lib/firmware/intel-ucode/a is CPU microcode, but a link"},
 	}, func(t *testing.T, tc row) {
 		_, _, _, err := split(tc.files)
-		must.Equal(t, "result", tc.want, message(err))
+		must.Equal(t, "result", tc.want, must.Text(err))
 	})
 }
 

@@ -120,7 +120,7 @@ func TestNoProgram(t *testing.T) {
 		"sections that are not there":  {changed(signed, count, 200), "EOF"},
 	} {
 		_, err := programSum(tc.program)
-		got := message(err)
+		got := must.Text(err)
 		must.Hold(t, (tc.want != "" || got == "") && strings.Contains(got, tc.want), "%s: %q, want %q", name, got, tc.want)
 	}
 }
@@ -210,7 +210,7 @@ func TestLoaders(t *testing.T) {
 		w := wanted{lock: schematics.Lock{SecureBoot: tc.secureBoot, SecureBootKey: key}, grub: tc.grub}
 		boot := Boot{loader: sumOf(t, "sd-boot"), stub: "stub"}
 		mismatches := must.Get(w.loaders(&tc.iso, boot))(t)
-		got := message(errors.Join(mismatches...))
+		got := must.Text(errors.Join(mismatches...))
 		must.Hold(t, (tc.want != "" || got == "") && strings.HasPrefix(got, tc.want),
 			"(-want +got):\n%s", cmp.Diff(tc.want, got))
 		if tc.want != "" {
@@ -244,7 +244,7 @@ func TestOrdinaryLoaders(t *testing.T) {
 		}
 		iso := bootimage.ISO{ESP: bootimage.ESP{UKI: &bootimage.UKI{Stub: "stub"}, Loader: tc.iso}}
 		mismatches, err := (&wanted{}).loaders(&iso, Boot{loader: loader, stub: "stub"})
-		if got := message(errors.Join(mismatches...)); err != nil || tc.want == "" && got != "" || !strings.HasPrefix(got, tc.want) {
+		if got := must.Text(errors.Join(mismatches...)); err != nil || tc.want == "" && got != "" || !strings.HasPrefix(got, tc.want) {
 			t.Errorf("%s: %q, %v, want %q", name, got, err, tc.want)
 		}
 		if tc.want != "" {
@@ -326,7 +326,7 @@ func TestNotSigned(t *testing.T) {
 		"no ASN.1":                   {program("code", "\x10\x00\x00\x00\x00\x02\x02\x00garbage!", 0), "its signature: asn1: "},
 		"too large":                  {program("code", strings.Repeat("x", 65<<10), 0), "a signature of 66560 bytes"},
 	}, func(t *testing.T, tc row) {
-		got := message(notSigned(tc.program, ours.fingerprint()))
+		got := must.Text(notSigned(tc.program, ours.fingerprint()))
 		must.Hold(t, (tc.want != "" || got == "") && strings.HasPrefix(got, tc.want), "got %q, want %q", got, tc.want)
 		if tc.want != "" {
 			t.Attr("corruptions-caught", "1")
@@ -394,7 +394,7 @@ func TestOverlay(t *testing.T) {
 		v := New(registry, t.TempDir())
 		e := schematics.Locked{Overlay: &overlay, Schematic: schematic}
 		mismatches := must.Get(v.compareBootFiles(t.Context(), schematics.Lock{Arch: "amd64"}, e, held))(t)
-		got := message(errors.Join(mismatches...))
+		got := must.Text(errors.Join(mismatches...))
 		must.Hold(t, strings.HasPrefix(got, tc.want) && (tc.want != "" || got == ""),
 			"(-want +got):\n%s", cmp.Diff(tc.want, got))
 		if tc.want != "" {
@@ -497,13 +497,6 @@ func hash(data []byte) string {
 
 func digest(text string) string { return "sha256:" + hash([]byte(text)) }
 
-func message(err error) string {
-	if err == nil {
-		return ""
-	}
-	return err.Error()
-}
-
 func TestDiskMeta(t *testing.T) {
 	t.Parallel()
 	meta := []schematics.MetaValue{{Key: 0xc, Value: "first"}, {Key: 0xd, Value: "other"}, {Key: 0xc, Value: "last"}}
@@ -520,7 +513,7 @@ func TestDiskMeta(t *testing.T) {
 		"no partition for GRUB": {[]diskimage.Value{{Key: 0xc, Value: "last"}, {Key: 0xd, Value: "other"}, {Key: 0x11, Value: "dual-boot"}}, false, "0x11 is not the schematic's"},
 	} {
 		w := &wanted{args: wantedArgs{meta: meta}}
-		got := message(errors.Join(w.metaValues("disk image", &diskimage.Image{Meta: test.got, BIOS: test.bios})...))
+		got := must.Text(errors.Join(w.metaValues("disk image", &diskimage.Image{Meta: test.got, BIOS: test.bios})...))
 		if test.want != "" {
 			test.want = "disk image: other META values than locked: " + test.want
 		}
@@ -563,7 +556,7 @@ func TestDiskKeys(t *testing.T) {
 		disk := must.Get(diskimage.Open(bytes.NewReader(content), int64(len(content))))(t)
 		w := &wanted{lock: schematics.Lock{SecureBoot: test.secureBoot, SecureBootKey: locked}}
 		mismatches, err := w.besideUKI("disk image", disk.ESP)
-		got := message(errors.Join(append(mismatches, err)...))
+		got := must.Text(errors.Join(append(mismatches, err)...))
 		must.Hold(t, strings.HasPrefix(got, test.want) && (got == "") == (test.want == ""), "%q, want %q", got, test.want)
 	})
 }

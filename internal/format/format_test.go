@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/recast-sh/recast/internal/format"
+	"github.com/recast-sh/recast/internal/sim/must"
 )
 
 type value struct {
@@ -32,15 +33,8 @@ func TestDecodeUpTo(t *testing.T) {
 		var v value
 		err := format.DecodeUpTo(2, []byte(text), &v)
 		_, newer := errors.AsType[*format.NewerError](err)
-		if got := message(err); v.Node != want.node || got != want.err || newer != want.newer {
+		if got := must.Text(err); v.Node != want.node || got != want.err || newer != want.newer {
 			t.Errorf("%s: node %q, newer %t, %q; want %+v", text, v.Node, newer, got, want)
 		}
 	}
-}
-
-func message(err error) string {
-	if err == nil {
-		return ""
-	}
-	return err.Error()
 }

@@ -178,7 +178,7 @@ func TestTrouble(t *testing.T) {
 	}, func(t *testing.T, c row) {
 		var r receiver
 		took, warned, err := sends(t, r.serve(t, c.answer), Webhook{Headers: map[string]string{"Authorization": "AUTH"}}, map[string]string{"AUTH": "Bearer s3cret"})
-		got, want := message(err), c.err
+		got, want := must.Text(err), c.err
 		if want != "" {
 			want = who + want
 		}
@@ -246,7 +246,7 @@ func TestEnvironment(t *testing.T) {
 		refuse := roundTrip(func(*http.Request) (*http.Response, error) { t.Error("something was sent"); return nil, io.EOF })
 		client := must.Get(New(Options{Webhooks: []Webhook{c.w}, Getenv: func(name string) string { return c.env[name] }, Transport: refuse, Warn: func(text string) { t.Errorf("warned of %s", text) }}))(t)
 		got := client.States()[0]
-		said := message(got.Err)
+		said := must.Text(got.Err)
 		if got.Err != nil {
 			client.hooks[0].on = everyEvent
 			must.Equal(t, "error", said, fmt.Sprint(client.Notify(t.Context(), aNotice)))
@@ -271,7 +271,7 @@ func TestCheckTemplate(t *testing.T) {
 		`{{index .Nodes.Failed 0}} is it`: "not a valid template: template: template:1:2: executing \"template\" at <index .Nodes.Failed 0>: error calling index: reflect: slice index out of range",
 	} {
 		err := CheckTemplate(text)
-		got := message(err)
+		got := must.Text(err)
 		must.Hold(t, (want != "" || err == nil) && strings.HasPrefix(got, want), "%s: %q, want %q", text, got, want)
 	}
 }
@@ -290,13 +290,6 @@ func TestTemplatesOfTheNotes(t *testing.T) {
 		got, err := (&webhook{body: body}).render(n)
 		must.Hold(t, err == nil && (json.Valid(got) || string(got) == n.Text), "%s: %s, %v", f[1], got, err)
 	}
-}
-
-func message(err error) string {
-	if err == nil {
-		return ""
-	}
-	return err.Error()
 }
 
 // A server's certificate is checked against the system's CAs, and against a given CA file.
@@ -349,7 +342,7 @@ func TestSecrets(t *testing.T) {
 					t.Parallel()
 					synctest.Test(t, func(t *testing.T) {
 						_, warned, err := sends(t, echo(t, answer(said)), w, map[string]string{"AUTH": "Bearer HEADERTOKEN", "URL": env})
-						text := message(err) + strings.Join(warned, "\n")
+						text := must.Text(err) + strings.Join(warned, "\n")
 						if err == nil || len(warned) != 1 || regexp.MustCompile(`(?i)TOKEN|services|Bearer|sig=`).MatchString(text) {
 							t.Errorf("it says %q", text)
 						}
@@ -384,6 +377,6 @@ func TestProxyIsNotQuoted(t *testing.T) {
 			return nil, errors.New(`invalid proxy address "http://u:s3cret@p"`)
 		}}
 		_, _, err := sends(t, transport, Webhook{}, nil)
-		must.Equal(t, "error", "webhook hook.example: notice of failure: "+errNoAnswer.Error(), message(err))
+		must.Equal(t, "error", "webhook hook.example: notice of failure: "+errNoAnswer.Error(), must.Text(err))
 	})
 }

@@ -115,15 +115,8 @@ func (s story) run(t *testing.T, see func(step.Event)) {
 			s.err = cmp.Or(s.err, why)
 		}
 	}
-	must.Equal(t, "error", s.err, message(err))
+	must.Equal(t, "error", s.err, must.Text(err))
 	must.Equal(t, "kind", s.kind, fault.KindOf(err))
-}
-
-func message(err error) string {
-	if err == nil {
-		return ""
-	}
-	return err.Error()
 }
 
 func TestRunOrderAndGoals(t *testing.T) {
@@ -269,7 +262,7 @@ func TestRunChecksStepsBeforeAnyRuns(t *testing.T) {
 		},
 	}
 	must.Each(t, cases, func(t *testing.T, c example) {
-		must.Equal(t, "error", c.err, message((&step.Runner{Slots: c.slots}).Run(t.Context(), c.root)))
+		must.Equal(t, "error", c.err, must.Text((&step.Runner{Slots: c.slots}).Run(t.Context(), c.root)))
 	})
 }
 
@@ -849,7 +842,7 @@ func TestStopHoldsForLaterRuns(t *testing.T) {
 	r.Stop()
 	err := r.Run(t.Context(), leaf("a", work))
 	must.Equal(t, "events", log{"not started a"}, got)
-	must.Hold(t, message(err) == "stopped; not started: a" && fault.KindOf(err) == fault.Interrupted,
+	must.Hold(t, must.Text(err) == "stopped; not started: a" && fault.KindOf(err) == fault.Interrupted,
 		"err = %v of kind %v", err, fault.KindOf(err))
 }
 

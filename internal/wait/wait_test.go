@@ -120,15 +120,8 @@ func (c untilCase) check(t *testing.T) {
 	err := wait.Until(ctx, w, c.look)
 	took := time.Since(start)
 	must.Hold(t, took == c.took, "took %s, want %s", took, c.took)
-	must.Hold(t, message(err) == c.err && errors.Is(err, c.is), "err = %v, want %q", err, c.err)
+	must.Hold(t, must.Text(err) == c.err && errors.Is(err, c.is), "err = %v, want %q", err, c.err)
 	must.Equal(t, "seen", c.seen, seen)
-}
-
-func message(err error) string {
-	if err == nil {
-		return ""
-	}
-	return err.Error()
 }
 
 // A wait with a first pause looks often at its start and around its expected end, and later as rarely as others.
@@ -226,7 +219,7 @@ func TestUntilContextCause(t *testing.T) {
 		defer time.AfterFunc(24*time.Hour, func() { cancel(lost) }).Stop()
 		err := wait.Until(ctx, wait.For{Name: "VM off", Every: time.Minute}, looks(answer{seen: "running"}))
 		want := "VM off: gave up after 24h0m0s; last seen: running: claim lost"
-		must.Hold(t, message(err) == want && errors.Is(err, lost), "err = %v, want %q", err, want)
+		must.Hold(t, must.Text(err) == want && errors.Is(err, lost), "err = %v, want %q", err, want)
 	})
 }
 

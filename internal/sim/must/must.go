@@ -73,6 +73,14 @@ func FailIs(t testing.TB, err, want error) {
 // Err is the error of a call.
 func Err[T any](_ T, err error) error { return err }
 
+// Text is what an error says, "" for none.
+func Text(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}
+
 // Take reports what has taken less or more time than it may. The test goes on.
 func Take(t testing.TB, since time.Time, least, most time.Duration) {
 	t.Helper()

@@ -407,20 +407,13 @@ func TestRegisteredTags(t *testing.T) {
 			{user, "other;gold", ""}, // unchanged
 			{user, "other", "Permission check failed (/, Sys.Modify for modifying tag 'gold')"},
 		} {
-			must.Equal(t, "sets", step.want, message(tag(step.who, step.tags)))
+			must.Equal(t, "sets", step.want, must.Text(tag(step.who, step.tags)))
 		}
 		must.Equal(t, "AllowedTags", []string{"other"}, w.AllowedTags(user))
 		w.Grant(world.ACL{Path: "/", Who: user, Role: "Rule"})
 		must.Equal(t, "AllowedTags", []string{"gold", "other"}, w.AllowedTags(user))
-		must.Equal(t, "message", "", message(tag(user, "other")))
+		must.Equal(t, "message", "", must.Text(tag(user, "other")))
 	})
-}
-
-func message(err error) string {
-	if err == nil {
-		return ""
-	}
-	return err.Error()
 }
 
 func TestFreeingAMissingVolume(t *testing.T) {
