@@ -34,9 +34,7 @@ type VM struct {
 }
 
 // UUID is the SMBIOS UUID, lower-case; "" if the configuration has none.
-func (vm VM) UUID() string {
-	return strings.ToLower(option(vm.Config["smbios1"], "uuid"))
-}
+func (vm VM) UUID() string { return strings.ToLower(option(vm.Config["smbios1"], "uuid")) }
 
 func (vm VM) String() string { return fmt.Sprintf("VM %d %q on %s", vm.ID, vm.Name, vm.Host) }
 

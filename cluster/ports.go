@@ -723,8 +723,7 @@ type Timing struct {
 	Heal   time.Duration // node back to replicated volumes whole; also how long a node waits for whole volumes before it goes
 }
 
-// rarely is the factor for the poll interval while a watch is open: a silent watch is not
-// necessarily lost.
+// rarely is the factor for the poll interval while a watch is open: a silent watch is not necessarily lost.
 const rarely = 10
 
 // Await calls look at the interval of t, or w's own, until it is done, or our own credentials are wrong.

@@ -658,9 +658,7 @@ func (e ACLEntry) Arguments() string {
 }
 
 // Propagates is the option for pveum acl modify, which propagates by default.
-func (e ACLEntry) Propagates() string {
-	return map[bool]string{false: " --propagate 0"}[e.Propagate]
-}
+func (e ACLEntry) Propagates() string { return map[bool]string{false: " --propagate 0"}[e.Propagate] }
 
 // Privileges are a token's at one path of Proxmox's access tree. The value: they also hold below.
 type Privileges map[string]bool

@@ -359,9 +359,7 @@ func (vm VM) PodVolumes(handles []string) (out []string) {
 }
 
 // Doubtful says whether a drive of the VM may be a pod's: its volume's name has another VMID.
-func (vm VM) Doubtful(d Disk) bool {
-	return !d.CDROM && !d.OfHost() && !d.Pod && d.Owner != vm.ID
-}
+func (vm VM) Doubtful(d Disk) bool { return !d.CDROM && !d.OfHost() && !d.Pod && d.Owner != vm.ID }
 
 // KnowPods reads the volumes of pods if a drive of the VM may be a pod's, and adds those in the VM's drives to Pods.
 func (vm *VM) KnowPods(ctx context.Context, handles func(context.Context) ([]string, error)) error {

@@ -208,8 +208,7 @@ func TestPodIsRestricted(t *testing.T) {
 	must.Hold(t, len(pod.Volumes) == 0, "volumes: %+v", pod.Volumes)
 }
 
-// TestAccess: the operator reads no Secret, and can give itself and others nothing that
-// it has not.
+// TestAccess: the operator reads no Secret, and can give itself and others nothing that it has not.
 func TestAccess(t *testing.T) {
 	t.Parallel()
 	in := manifests(t, Options{})
@@ -254,8 +253,7 @@ func TestKustomizations(t *testing.T) {
 	}
 }
 
-// TestPolicyOfJobs: the example selects the pods of every TalosCluster's Jobs, and lets
-// nothing connect to them.
+// TestPolicyOfJobs: the example selects the pods of every TalosCluster's Jobs, and lets nothing connect to them.
 func TestPolicyOfJobs(t *testing.T) {
 	t.Parallel()
 	text := must.Get(os.ReadFile("../examples/kubernetes/jobs-network.yaml"))(t)

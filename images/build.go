@@ -205,8 +205,7 @@ func (b Builder) pullable(ctx context.Context, name string) (string, error) {
 	return "installer " + shortDigest(digest) + " is there", nil
 }
 
-// resolveInstaller returns the installer to verify: the lock's if it can be pulled, otherwise what the factory
-// builds.
+// resolveInstaller returns the installer to verify: the lock's if it can be pulled, otherwise what the factory builds.
 func (b Builder) resolveInstaller(ctx context.Context, name string) (string, error) {
 	lock, e := b.Ledger.entry(name)
 	if there, err := b.pullable(ctx, name); err != nil || there != "" {
@@ -421,9 +420,8 @@ const mib = 1 << 20
 // rateAfter is how long a transfer must take before its speed is reported.
 const rateAfter = 5 * time.Second
 
-// progress returns a function that turns a byte count into an occasional note: every
-// tenth of the total, or every 64 MiB if the total is unknown. A count that
-// decreases belongs to another attempt.
+// progress returns a function that turns a byte count into an occasional note: every tenth of the total, or every 64
+// MiB if the total is unknown. A count that decreases belongs to another attempt.
 func progress(total int64, note func(string)) func(done int64) {
 	every := int64(64 * mib)
 	if total > 0 {

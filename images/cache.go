@@ -27,6 +27,7 @@ import (
 
 	"github.com/recast-sh/recast/images/verify"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/savefile"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/internal/words"
 	"github.com/recast-sh/recast/schematics"
@@ -43,9 +44,7 @@ type Cache struct {
 }
 
 // NewCache returns the cache in a directory. The directory is created when a file is stored.
-func NewCache(dir string) *Cache {
-	return &Cache{dir: dir, largest: verify.Largest, free: freeSpace}
-}
+func NewCache(dir string) *Cache { return &Cache{dir: dir, largest: verify.Largest, free: freeSpace} }
 
 func (c *Cache) path(name string) string { return filepath.Join(c.dir, name) }
 
@@ -111,7 +110,7 @@ func (c *Cache) store(body io.Reader, announced int64, want schematics.BootFile,
 	if info, err := os.Stat(c.path(want.Name)); err == nil {
 		c.remember(want.Name, info, iso.SHA256)
 	}
-	return iso, syncDir(c.dir)
+	return iso, savefile.SyncDir(c.dir)
 }
 
 // freeSpace returns how many bytes a user other than root may write to a directory's file system.
@@ -168,15 +167,6 @@ func checkReceived(got schematics.BootFile, announced int64, want schematics.Boo
 func (c *Cache) open(name string) (io.ReadCloser, error) { return os.Open(c.path(name)) }
 
 func partial(name string) string { return "." + name + ".*.part" }
-
-// syncDir makes a rename in dir survive a power cut.
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
-}
 
 // sumsFile is the name of a cache's file of checksums. The file only saves time: without it, images are hashed again.
 const sumsFile = ".sums.json"

@@ -517,9 +517,8 @@ func TestSignerStays(t *testing.T) {
 	}
 }
 
-// withoutSignatures is a registry that denies tags that do not exist, as Artifactory
-// does (sigstore/cosign issue 2973) and as factories expect of theirs
-// (image-factory, internal/frontend/http/registry.go).
+// withoutSignatures is a registry that denies tags that do not exist, as Artifactory does (sigstore/cosign issue 2973)
+// and as factories expect of theirs (image-factory, internal/frontend/http/registry.go).
 type withoutSignatures struct{ Puller }
 
 func (withoutSignatures) Signatures(context.Context, string) ([]Signature, error) {

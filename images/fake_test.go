@@ -510,9 +510,8 @@ const (
 	largeExtFile = "extension.tar"
 )
 
-// BenchmarkVerify verifies an installer and an ISO of 300 MiB against an extension
-// of that size, and fails if that takes too much memory. Another process makes them,
-// to keep its garbage off the verifier's heap.
+// BenchmarkVerify verifies an installer and an ISO of 300 MiB against an extension of that size, and fails if that
+// takes too much memory. Another process makes them, to keep its garbage off the verifier's heap.
 func BenchmarkVerify(b *testing.B) { benchmarkVerify(b, verifyLargeISO) }
 
 // BenchmarkVerifyDisk is BenchmarkVerify with a disk image instead of the ISO.

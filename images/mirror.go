@@ -43,8 +43,7 @@ func (m Mirror) Step() step.Step {
 	}
 }
 
-// mirrored says where the mirrored installer is; "" if the mirror does not have it or the lock does not name it
-// there.
+// mirrored says where the mirrored installer is; "" if the mirror does not have it or the lock does not name it there.
 func (m Mirror) mirrored(ctx context.Context, name string) (string, error) {
 	lock, e := m.Ledger.entry(name)
 	if e.Installer == "" {

@@ -33,10 +33,9 @@ type Factory interface {
 	// Register registers a canonical schematic. It returns the ID that the factory assigned, and the schematic as the
 	// factory stores it, from which the ID is derived.
 	Register(ctx context.Context, canonical string) (id, stored string, err error)
-	// Image starts the download of a boot ISO, or of a disk image in the format qcow2. The
-	// factory builds it first, so the answer may take minutes. The body resumes after a
-	// broken connection. The caller closes it. sizeBytes is -1 if unknown. note, which may
-	// be nil, receives the duration of the build so far and every retry.
+	// Image starts the download of a boot ISO, or of a disk image in the format qcow2. The factory builds it first, so the
+	// answer may take minutes. The body resumes after a broken connection. The caller closes it. sizeBytes is -1 if
+	// unknown. note, which may be nil, receives the duration of the build so far and every retry.
 	Image(ctx context.Context, of Artefact, req ISORequest, note func(text string)) (
 		body io.ReadCloser, sizeBytes int64, err error)
 	// SigningKey returns the public key (PEM) with which the factory says it signs installers; nil if the factory has

@@ -18,9 +18,8 @@ import (
 
 // Publisher puts the boot ISOs, or the disk images, of a lock onto Proxmox storage.
 //
-// An existing file with its name and size counts as published: the name holds the
-// build ID. If the token may make a host download files, Proxmox compares the
-// checksum as well, once per run.
+// An existing file with its name and size counts as published: the name holds the build ID. If the token may make a
+// host download files, Proxmox compares the checksum as well, once per run.
 type Publisher struct {
 	Of       Artefact
 	Store    Store
@@ -30,8 +29,7 @@ type Publisher struct {
 	Storages []string            // every storage gets the file
 	Hosts    map[string][]string // schematic → the hosts whose VMs boot its file; without hosts it is not published
 	Delivery Delivery
-	// ByImager reports whether the imager built a schematic's file, which then has no URL; nil: the imager built
-	// none.
+	// ByImager reports whether the imager built a schematic's file, which then has no URL; nil: the imager built none.
 	ByImager func(schematic string) bool
 	// Note receives the progress of the step at a path below Step: "publish/default/upload-cephfs",
 	// for disk images "publish-disks/default/upload-cephfs". May be nil.
@@ -213,9 +211,8 @@ func (j job) checkCache() error {
 	return nil
 }
 
-// mayReplace refuses to overwrite a file that a VM has in a drive, or would have
-// after a rollback to a snapshot. Proxmox itself does not check: it overwrites a
-// file in use (API2/Storage/Status.pm).
+// mayReplace refuses to overwrite a file that a VM has in a drive, or would have after a rollback to a snapshot.
+// Proxmox itself does not check: it overwrites a file in use (API2/Storage/Status.pm).
 func (j job) mayReplace(ctx context.Context, t target) error {
 	uses, err := j.Store.Uses(ctx)
 	if err != nil {

@@ -48,9 +48,8 @@ type Report struct {
 	Pages []string `json:"pages,omitempty"` // report files of these runs
 }
 
-// Roll brings every selected node to the lock:
-// claim → lock check → plan → build → publish → plan → confirm → roll → report.
-// It first finishes what an earlier run left unfinished; then it reads everything again.
+// Roll brings every selected node to the lock: claim → lock check → plan → build → publish → plan → confirm → roll →
+// report. It first finishes what an earlier run left unfinished; then it reads everything again.
 func Roll(ctx context.Context, p Project, c Images, m Machines, run *step.Runner, o RollOptions) (Report, error) {
 	w := newWork(p, m, run, o, "roll")
 	w.refusedHint = "recast plan shows every node; --exclude leaves one out"

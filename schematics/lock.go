@@ -18,6 +18,7 @@ import (
 	"go.yaml.in/yaml/v4"
 
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/savefile"
 )
 
 // Lock is the file recast.lock: schematics resolved against one Talos version.
@@ -51,13 +52,11 @@ type Locked struct {
 	// in the order of recast.yaml, which is their build order.
 	Extensions []Extension `yaml:"extensions" json:"extensions"`
 	Overlay    *Overlay    `yaml:"overlay,omitempty" json:"overlay,omitempty"`
-	// Rebuild counts the requested rebuilds of the same content: a factory serves
-	// for ever what it has built under a name.
+	// Rebuild counts the requested rebuilds of the same content: a factory serves for ever what it has built under a name.
 	Rebuild int `yaml:"rebuild,omitempty" json:"rebuild,omitempty"`
 	// Installer and ISO are recorded once their content was verified.
 	Installer string `yaml:"installer" json:"installer"` // repository@digest; "" until built
-	// Signer is the SHA-256, in hex, of the DER public key whose signature of the
-	// installer was verified; "" without one.
+	// Signer is the SHA-256, in hex, of the DER public key whose signature of the installer was verified; "" without one.
 	Signer string   `yaml:"signer,omitempty" json:"signer,omitempty"`
 	ISO    BootFile `yaml:"iso" json:"iso"`
 	// Disk is recorded like the ISO, but only if machines may boot it; otherwise it is zero.
@@ -300,9 +299,7 @@ func otherContent(e Locked) []string {
 func isHex(s string) bool { return IsDigest("sha256:" + s) }
 
 // IsDigest reports whether s is a complete sha256 digest: "sha256:" and 64 hex digits.
-func IsDigest(s string) bool {
-	return regexp.MustCompile(`^sha256:[0-9a-f]{64}$`).MatchString(s)
-}
+func IsDigest(s string) bool { return regexp.MustCompile(`^sha256:[0-9a-f]{64}$`).MatchString(s) }
 
 // Customization is what a schematic requests of an image in addition to extensions.
 type Customization struct {
@@ -310,8 +307,7 @@ type Customization struct {
 	Meta           []MetaValue
 	Bootloader     string         // of a boot ISO: "sd-boot", "grub", "dual-boot"; "": Talos' own choice
 	OverlayOptions map[string]any // of the overlay, if there is one
-	// EmbeddedConfigSHA256 is the SHA-256, in hex, of the machine configuration embedded in the image; "" without
-	// one.
+	// EmbeddedConfigSHA256 is the SHA-256, in hex, of the machine configuration embedded in the image; "" without one.
 	EmbeddedConfigSHA256 string
 }
 
@@ -460,7 +456,7 @@ func writeLock(path string, l Lock, mode fs.FileMode) error {
 	if err != nil {
 		return err
 	}
-	return replaceFile(path, data, mode)
+	return savefile.Replace(path, data, mode)
 }
 
 func formatLock(l Lock) ([]byte, error) {
@@ -597,38 +593,6 @@ func (e Locked) checkContent(bad func(key, format string, args ...any)) {
 	if e.Rebuild < 0 {
 		bad("rebuild", "%d is not a count", e.Rebuild)
 	}
-}
-
-// replaceFile writes a file completely or not at all.
-func replaceFile(path string, data []byte, mode fs.FileMode) (err error) {
-	dir := filepath.Dir(path)
-	f, err := os.CreateTemp(dir, "."+filepath.Base(path)+".*")
-	if err != nil {
-		return err
-	}
-	defer func() {
-		if err != nil {
-			err = errors.Join(err, os.Remove(f.Name()))
-		}
-	}()
-	_, err = f.Write(data)
-	err = errors.Join(err, f.Chmod(mode), f.Sync(), f.Close())
-	if err != nil {
-		return err
-	}
-	if err := os.Rename(f.Name(), path); err != nil {
-		return err
-	}
-	return syncDir(dir)
-}
-
-// syncDir makes a rename in dir survive a power failure.
-func syncDir(dir string) error {
-	d, err := os.Open(dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(d.Sync(), d.Close())
 }
 
 // Archive stores a lock in a directory of past locks, and creates the directory. It replaces an archived lock of the

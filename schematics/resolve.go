@@ -15,9 +15,8 @@ import (
 	"github.com/recast-sh/recast/internal/words"
 )
 
-// maxKernelArgs bounds the extra kernel arguments in bytes: the kernel silently
-// truncates its command line at 2048 (COMMAND_LINE_SIZE), Talos' own part takes up
-// to 260, and platforms and installers add some.
+// maxKernelArgs bounds the extra kernel arguments in bytes: the kernel silently truncates its command line at 2048
+// (COMMAND_LINE_SIZE), Talos' own part takes up to 260, and platforms and installers add some.
 const maxKernelArgs = 1700
 
 // Catalog knows which official extensions were released for a Talos version.
@@ -374,9 +373,8 @@ func (r *resolver) describe(ctx context.Context, repository, digest string) (ima
 	return image, nil, nil
 }
 
-// overlay resolves the overlay of a schematic; nil if it has none. Factories find
-// overlays by name and ignore the image: see siderolabs/image-factory,
-// internal/profile/profile.go, EnhanceFromSchematic.
+// overlay resolves the overlay of a schematic; nil if it has none. Factories find overlays by name and ignore the
+// image: see siderolabs/image-factory, internal/profile/profile.go, EnhanceFromSchematic.
 func (r *resolver) overlay(s Schematic) (*Overlay, []error) {
 	wanted := s.doc.Overlay
 	if wanted.Name == "" {

@@ -186,9 +186,7 @@ func Unlocked(name string, data []byte) (Schematic, error) {
 }
 
 // EmbedsConfig reports whether the schematic's images embed a machine configuration.
-func (s Schematic) EmbedsConfig() bool {
-	return s.doc.Customization.EmbeddedMachineConfiguration != ""
-}
+func (s Schematic) EmbedsConfig() bool { return s.doc.Customization.EmbeddedMachineConfiguration != "" }
 
 // Guess returns the schematic of an image that states none, from the extensions that the image's node lists. unknown
 // are the listed extensions that match no official one.

@@ -781,8 +781,7 @@ func TestExplicitInBuild(t *testing.T) {
 	}
 }
 
-// TestExplicitOfAnOfficialPath: a copy of an official extension elsewhere is not the
-// official one, nor pinned like it.
+// TestExplicitOfAnOfficialPath: a copy of an official extension elsewhere is not the official one, nor pinned like it.
 func TestExplicitOfAnOfficialPath(t *testing.T) {
 	t.Parallel()
 	const copied = "registry.example/siderolabs/iscsi-tools"
@@ -834,9 +833,8 @@ func TestMatchesExplicit(t *testing.T) {
 
 const agentRef = "ghcr.io/siderolabs/qemu-guest-agent"
 
-// TestPinOfficial: recast.yaml may give the digest of an official extension, whether
-// or not the schematic's file names it. Other schematics, and later locks, still
-// follow the list.
+// TestPinOfficial: recast.yaml may give the digest of an official extension, whether or not the schematic's file names
+// it. Other schematics, and later locks, still follow the list.
 func TestPinOfficial(t *testing.T) {
 	t.Parallel()
 	older := digestOf("an older one")

@@ -416,9 +416,8 @@ func Peek(vms []cluster.VM, name string, id cluster.VMID) (s State, found bool, 
 	return State{}, false, nil
 }
 
-// place is where a claim is kept, one for the whole cluster. The first run creates the claim, and every run changes
-// it by compare-and-swap. The errors of a place are those of an Editor: ErrNotFound, ErrExists, ErrChanged,
-// ErrLostAnswer.
+// place is where a claim is kept, one for the whole cluster. The first run creates the claim, and every run changes it
+// by compare-and-swap. The errors of a place are those of an Editor: ErrNotFound, ErrExists, ErrChanged, ErrLostAnswer.
 type place interface {
 	String() string
 	// read reads the claim afresh: a *formingError while a run creates it, a *strangeError if

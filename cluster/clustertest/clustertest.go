@@ -25,9 +25,7 @@ const (
 	NewHash = "sha256-new"
 )
 
-func Volid(id cluster.VMID, n int) string {
-	return fmt.Sprintf("fast:vm-%d-disk-%d", id, n)
-}
+func Volid(id cluster.VMID, n int) string { return fmt.Sprintf("fast:vm-%d-disk-%d", id, n) }
 
 // WantedBuild is what every node of World should run.
 func WantedBuild() cluster.Build {

@@ -225,8 +225,7 @@ var calls = map[string]call{
 	},
 }
 
-// TestReplaceCalls: if nothing is in the way, each call does its work; if any call to Proxmox
-// fails, so does it.
+// TestReplaceCalls: if nothing is in the way, each call does its work; if any call to Proxmox fails, so does it.
 func TestReplaceCalls(t *testing.T) {
 	t.Parallel()
 	for name, c := range calls {

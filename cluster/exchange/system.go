@@ -519,14 +519,12 @@ func (r *Replace) ejectMedia(set map[string]string) {
 	}
 }
 
-// Proxmox deletes a VM's firewall with the VM. The parking VM, which never runs, keeps a copy.
-// So recast learns what Proxmox would reject before it touches the node, and a person who undoes
-// the exchange by hand has a file to copy.
+// Proxmox deletes a VM's firewall with the VM. The parking VM, which never runs, keeps a copy. So recast learns what
+// Proxmox would reject before it touches the node, and a person who undoes the exchange by hand has a file to copy.
 
 const rememberStep = "remember"
 
-// rememberFirewall returns the sum of the firewall of a VM that is to be deleted; see
-// Replace.Firewall.
+// rememberFirewall returns the sum of the firewall of a VM that is to be deleted; see Replace.Firewall.
 func rememberFirewall(ctx context.Context, px cluster.TieReader, vm cluster.VM, s cluster.Strategy) (string, error) {
 	if s.VM() != cluster.VMAgain {
 		return "", nil
@@ -535,8 +533,7 @@ func rememberFirewall(ctx context.Context, px cluster.TieReader, vm cluster.VM, 
 	return f.Sum(), fault.Prefix("read the firewall of "+vm.String(), err)
 }
 
-// FirewallKept reports whether the parking VM has the firewall and no earlier request can still change
-// it.
+// FirewallKept reports whether the parking VM has the firewall and no earlier request can still change it.
 func (r *Replace) FirewallKept(ctx context.Context) (bool, error) {
 	if r.Firewall == "" {
 		return true, nil

@@ -327,9 +327,8 @@ type Sources struct {
 	// Past is for a plan: of machines that it leaves as they are, only what it needs is read. nil: all is read.
 	Past       cluster.History
 	ParkingIDs []cluster.VMID // the VMIDs that a parking VM may have, in order
-	// ConfigKnown says where a node's machine configuration is available: in the journal of the
-	// record's run (the zero Record: of no run), or in the user's files. Its error is
-	// ErrConfigDamaged if the journal's is damaged. nil: nowhere.
+	// ConfigKnown says where a node's machine configuration is available: in the journal of the record's run (the zero
+	// Record: of no run), or in the user's files. Its error is ErrConfigDamaged if the journal's is damaged. nil: nowhere.
 	ConfigKnown func(ctx context.Context, node string, rec parking.Record) (cluster.ConfigPlace, error)
 	// MachineConfig is Roller.MachineConfig; nil: there are no such files.
 	MachineConfig func(ctx context.Context, node string) (config cluster.Secret, found bool, err error)

@@ -880,6 +880,4 @@ func (p *SurgePlan) Lines() (out []string) {
 	return out
 }
 
-func (p *SurgePlan) Has(node string) bool {
-	return p != nil && slices.Contains(p.Nodes, node)
-}
+func (p *SurgePlan) Has(node string) bool { return p != nil && slices.Contains(p.Nodes, node) }

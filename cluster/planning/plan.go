@@ -218,9 +218,7 @@ func (p Plan) ISOHosts() map[string][]string {
 	return hosts
 }
 
-func (p Plan) NeedsImages() bool {
-	return slices.ContainsFunc(p.Work(), NodePlan.NeedsImage)
-}
+func (p Plan) NeedsImages() bool { return slices.ContainsFunc(p.Work(), NodePlan.NeedsImage) }
 
 // NeedsImage says whether the node gets an image, or another installer in its configuration.
 func (n NodePlan) NeedsImage() bool {

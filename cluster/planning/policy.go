@@ -567,9 +567,7 @@ func ScratchMarkOf(run, name, uuid string, id cluster.VMID) string {
 }
 
 // ScratchSerial names a scratch VM's disk, within the 20 characters of every bus. Another disk was not made with it.
-func ScratchSerial(uuid string) string {
-	return "recast-" + uuid[strings.LastIndex(uuid, "-")+1:]
-}
+func ScratchSerial(uuid string) string { return "recast-" + uuid[strings.LastIndex(uuid, "-")+1:] }
 
 // ScratchVMs returns a cluster's scratch VMs. A copy has another name, UUID or number than in its description.
 func ScratchVMs(vms []cluster.VM, cluster string) (out []Scratch) {

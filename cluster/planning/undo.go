@@ -200,9 +200,7 @@ func (u Undone) named(open, finished []Replacing) (ofOpen, ofFinished []Replacin
 	return slices.DeleteFunc(open, other), slices.DeleteFunc(finished, other), nil
 }
 
-func listed(runs []Replacing) string {
-	return strings.Join(cluster.Each(runs, Replacing.String), "; ")
-}
+func listed(runs []Replacing) string { return strings.Join(cluster.Each(runs, Replacing.String), "; ") }
 
 func forCancel(clusterName string, wanted []cluster.Wanted, o observe.Observation, node string) (Plan, error) {
 	plan := Plan{Cluster: clusterName, MaxUnavailable: 1, PerHost: 1, ControlPlanes: o.ControlPlanes()}

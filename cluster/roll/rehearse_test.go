@@ -118,9 +118,7 @@ func left(s *trialScene) {
 	s.px.Guests[9800] = cluster.VM{ID: 9800, Name: planning.ScratchName(9800), Host: "pve1", Config: map[string]string{"smbios1": "uuid=s", "description": planning.ScratchMark("r1", "c1", "s")}}
 }
 
-func prune(s *trialScene, ctx context.Context) error {
-	return s.pruner().deleteStopped(ctx, 9800, "s")
-}
+func prune(s *trialScene, ctx context.Context) error { return s.pruner().deleteStopped(ctx, 9800, "s") }
 
 // change changes a VM's configuration, as someone else would.
 func change(id cluster.VMID, config map[string]string) func(*trialScene) {

@@ -302,9 +302,8 @@ func requireCeph(ctx context.Context, px cluster.StorageReader, n planning.NodeP
 // its VM by its Node. Talos' discovery may be off, lists a machine for half an hour after it is gone, and shows only
 // one of two members with the same name (controllers/cluster/member.go).
 
-// RequireOneMachine refuses unless the machine of the node's VM is both the machine at the node's address and the
-// one that has its name in Kubernetes. It accepts a machine that does not answer: other checks decide whether it
-// must.
+// RequireOneMachine refuses unless the machine of the node's VM is both the machine at the node's address and the one
+// that has its name in Kubernetes. It accepts a machine that does not answer: other checks decide whether it must.
 func (n *Node) RequireOneMachine(ctx context.Context) error {
 	m, err := cluster.ReadIdentity(ctx, n.Talos, n.Plan.Addr)
 	switch {

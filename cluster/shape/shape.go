@@ -70,9 +70,7 @@ func (ds Differences) Changed() (keys []string) {
 	return keys
 }
 
-func (ds Differences) String() string {
-	return strings.Join(cluster.Each(ds, Difference.String), ", ")
-}
+func (ds Differences) String() string { return strings.Join(cluster.Each(ds, Difference.String), ", ") }
 
 // Compare lists how a VM differs from its shape. ha is the VM's resource in Proxmox HA; nil: the VM has none.
 func Compare(vm cluster.VM, ha *cluster.HAResource, s cluster.Shape) (Differences, error) {

@@ -103,8 +103,7 @@ func connectProxmox(s *streams, p pipeline.Project, cl *closers) (*pve.Client, e
 	return px, nil
 }
 
-// connectMachines makes the clients of Proxmox, Talos and Kubernetes, and finds the
-// machine configurations.
+// connectMachines makes the clients of Proxmox, Talos and Kubernetes, and finds the machine configurations.
 func connectMachines(s *streams, p pipeline.Project, cl *closers) (pipeline.Machines, error) {
 	m, err := connectServers(s, p, cl)
 	configs, errConfigs := machineConfigs(s, p)
@@ -115,8 +114,7 @@ func connectMachines(s *streams, p pipeline.Project, cl *closers) (pipeline.Mach
 	return m, nil
 }
 
-// connectServers makes the clients of Proxmox, Talos and Kubernetes, for commands that
-// need no machine configurations.
+// connectServers makes the clients of Proxmox, Talos and Kubernetes, for commands that need no machine configurations.
 func connectServers(s *streams, p pipeline.Project, cl *closers) (pipeline.Machines, error) {
 	px, errProxmox := connectProxmox(s, p, cl)
 	t, errTalos := connectTalos(s, p, cl)

@@ -77,8 +77,7 @@ func (m maker) copies(from, to string) {
 	must.Do(m.t, os.WriteFile(filepath.Join(m.dir, to), b, 0o600))
 }
 
-// TestExamplesNameRealCommands checks that every recast command line in the examples is
-// valid.
+// TestExamplesNameRealCommands checks that every recast command line in the examples is valid.
 func TestExamplesNameRealCommands(t *testing.T) {
 	t.Parallel()
 	for file, scripts := range map[string][]string{
@@ -275,8 +274,7 @@ func TestRenovateReadsRecastYAML(t *testing.T) {
 	}
 }
 
-// goreleaser is the part of .goreleaser.yaml that must agree with other files. make
-// release-snapshot checks the rest.
+// goreleaser is the part of .goreleaser.yaml that must agree with other files. make release-snapshot checks the rest.
 type goreleaser struct {
 	Before struct{ Hooks []string }
 	Builds []struct {
@@ -464,8 +462,7 @@ func TestNightlyToken(t *testing.T) {
 	must.Contain(t, "doctor with a token that only looks", out, "problem VM.Allocate")
 }
 
-// Every error of a command says what is safe, what to run next, and which page explains
-// it; that page exists.
+// Every error of a command says what is safe, what to run next, and which page explains it; that page exists.
 func TestEveryCodeHasItsPage(t *testing.T) {
 	t.Parallel()
 	plan, _, err := newRootCmd(&streams{}).Find([]string{"plan"})
@@ -537,8 +534,7 @@ func TestRunbooksNameRealCommands(t *testing.T) {
 		"an invalid command line is accepted")
 }
 
-// parses returns recast's error for a line of a shell, up to where another command
-// follows.
+// parses returns recast's error for a line of a shell, up to where another command follows.
 func parses(line string) error {
 	if i := strings.IndexAny(line, "|>;&"); i >= 0 {
 		line = line[:i]

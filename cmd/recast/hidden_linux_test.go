@@ -18,9 +18,8 @@ import (
 	"github.com/recast-sh/recast/internal/sim/must"
 )
 
-// ordinary is a copy of this program that an ordinary user may run, and the attributes
-// of that user's process. Root can read everything, so a test that runs as root needs
-// another user.
+// ordinary is a copy of this program that an ordinary user may run, and the attributes of that user's process. Root can
+// read everything, so a test that runs as root needs another user.
 func ordinary(t *testing.T) (self string, as *syscall.SysProcAttr) {
 	t.Helper()
 	self = must.Get(os.Executable())(t)
@@ -80,8 +79,7 @@ func TestTokensAreHidden(t *testing.T) {
 	}
 }
 
-// TestHiddenHolder: a hidden process can still identify the holder of a claim, and its
-// child processes are not hidden.
+// TestHiddenHolder: a hidden process can still identify the holder of a claim, and its child processes are not hidden.
 func TestHiddenHolder(t *testing.T) {
 	self, as := ordinary(t)
 	c := exec.CommandContext(t.Context(), self)

@@ -156,8 +156,7 @@ func (h htmlPage) write(ctx context.Context, s *streams, p pipeline.Project, run
 	return nil
 }
 
-// drawn collects what the report of a run is made of. If the log can't be read, the
-// report says so.
+// drawn collects what the report of a run is made of. If the log can't be read, the report says so.
 func drawn(run past.Run) report.Run {
 	log, err := story.ReadDirs(run.Dirs)
 	if err != nil {
@@ -208,8 +207,7 @@ func nearby(path string) string {
 
 const (
 	// shareSoon is the wait before a run is shared for the first time. Each further wait is twice as long, up to
-	// shareOften. So even a run that is killed in its first minute has left its plan, which may have to wait for
-	// answers.
+	// shareOften. So even a run that is killed in its first minute has left its plan, which may have to wait for answers.
 	shareSoon = 3 * time.Second
 	// shareOften is the time between two copies of an active run. Copying takes at most a twentieth of the time.
 	shareOften = time.Minute

@@ -1,6 +1,5 @@
-// Command recast rebuilds the images of a Talos Linux cluster and rolls them through
-// Proxmox VE, one VM at a time. Each command is a function, which parses flags, calls
-// package pipeline and prints the result through package ui.
+// Command recast rebuilds the images of a Talos Linux cluster and rolls them through Proxmox VE, one VM at a time. Each
+// command is a function, which parses flags, calls package pipeline and prints the result through package ui.
 package main
 
 import (
@@ -457,8 +456,7 @@ func newDocsCmd() *cobra.Command {
 	return c
 }
 
-// writeManPages writes a page for each command. They are reproducible: their date is
-// the commit's.
+// writeManPages writes a page for each command. They are reproducible: their date is the commit's.
 func writeManPages(root *cobra.Command, dir string) error {
 	header := &doc.GenManHeader{Section: "1", Source: "recast " + version, Manual: "recast"}
 	if when, err := time.Parse(time.RFC3339, date); err == nil {

@@ -107,8 +107,7 @@ func readPages(t *testing.T) []page {
 	return pages
 }
 
-// guides says whether the commands of a page are run in a lab: notes and decision
-// records also show parts of commands.
+// guides says whether the commands of a page are run in a lab: notes and decision records also show parts of commands.
 func (p page) guides() bool {
 	for _, dir := range []string{"docs/notes", "docs/adr", "docs/runbooks", "examples"} {
 		if strings.HasPrefix(p.name, dir+"/") {
@@ -138,8 +137,7 @@ func TestParsePage(t *testing.T) {
 	must.Hold(t, slices.Equal(got, want), "blocks %+v, want %+v", got, want)
 }
 
-// TestPagesNameRealCommands checks that every recast command in the documentation is
-// valid, in blocks and in sentences.
+// TestPagesNameRealCommands checks that every recast command in the documentation is valid, in blocks and in sentences.
 func TestPagesNameRealCommands(t *testing.T) {
 	t.Parallel()
 	for _, p := range readPages(t) {
@@ -178,8 +176,7 @@ func commandKnown(args []string) error {
 	return nil
 }
 
-// lacking says whether a command line is only incomplete: it asks for help, or its last
-// flag has no argument.
+// lacking says whether a command line is only incomplete: it asks for help, or its last flag has no argument.
 func lacking(err error) bool {
 	return strings.HasSuffix(err.Error(), "help requested") || strings.HasPrefix(err.Error(), "flag needs an argument")
 }
@@ -213,8 +210,7 @@ func TestPagesShell(t *testing.T) {
 	}
 }
 
-// TestPagesShowValidFiles merges each fragment of recast.yaml into examples/recast.yaml,
-// and loads the result.
+// TestPagesShowValidFiles merges each fragment of recast.yaml into examples/recast.yaml, and loads the result.
 func TestPagesShowValidFiles(t *testing.T) {
 	t.Parallel()
 	example := must.Get(os.ReadFile("../../examples/recast.yaml"))(t)
@@ -247,8 +243,7 @@ func validBlock(b block, example []byte) error {
 	return fmt.Errorf("nobody checks a block of %q", b.info)
 }
 
-// laidOver returns the example with the keys of a fragment; a fragment with a version is
-// a whole file.
+// laidOver returns the example with the keys of a fragment; a fragment with a version is a whole file.
 func laidOver(example []byte, fragment string) ([]byte, error) {
 	var over map[string]any
 	if err := yaml.Unmarshal([]byte(fragment), &over); err != nil {
@@ -367,10 +362,9 @@ var (
 	pagesSpeed  = flag.String("pages.speed", "40", "how many simulated seconds pass in one in the labs of the documentation")
 )
 
-// TestPages runs the commands of every page as they are written. A block that starts
-// with recast lab up has its own terminal, in which the lab runs until the next such
-// block; all others run in a second one. A command whose comment names an exit code must
-// end with it, every other one with 0.
+// TestPages runs the commands of every page as they are written. A block that starts with recast lab up has its own
+// terminal, in which the lab runs until the next such block; all others run in a second one. A command whose comment
+// names an exit code must end with it, every other one with 0.
 func TestPages(t *testing.T) {
 	if testing.Short() {
 		t.Skip("long: make stories; the story of a roll does the same")
@@ -641,8 +635,7 @@ func (s pageStage) inLab(command string) *exec.Cmd {
 	return s.shell(". ./env; "+command, &unused)
 }
 
-// typed types a command on a terminal, and its answers, and returns what the terminal
-// shows then.
+// typed types a command on a terminal, and its answers, and returns what the terminal shows then.
 func (s pageStage) typed(line typedLine) string {
 	s.t.Helper()
 	const columns, rows = 120, 40
@@ -732,9 +725,8 @@ var passing = []struct {
 // storyLine matches a progress line of a run.
 var storyLine = regexp.MustCompile(`^ *[0-9hms.]+s  .*?([▸✓✗·]) (.*)$`)
 
-// progressText returns a progress line without its variable parts. Which lines appear
-// depends on timing, so a page shows only some of them; what a step waits for varies
-// completely, so those lines are "".
+// progressText returns a progress line without its variable parts. Which lines appear depends on timing, so a page
+// shows only some of them; what a step waits for varies completely, so those lines are "".
 func progressText(line string) (what string, story bool) {
 	m := storyLine.FindStringSubmatch(line)
 	switch {

@@ -158,8 +158,7 @@ func replaces(ts *testscript.TestScript, neg bool, args []string) {
 	ts.Check(os.WriteFile(ts.MkAbs(args[0]), []byte(strings.ReplaceAll(text, args[1], args[2])), 0o600))
 }
 
-// hears FILE runs a web server that appends each request to a file, one per line, and
-// sets HEARD_URL.
+// hears FILE runs a web server that appends each request to a file, one per line, and sets HEARD_URL.
 func hears(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 1 {
 		ts.Fatalf("usage: hears file")
@@ -191,8 +190,7 @@ func appendLine(path string, line []byte) error {
 	return err
 }
 
-// conforms SCHEMA checks the output of the last command against a schema of
-// docs/schemas.
+// conforms SCHEMA checks the output of the last command against a schema of docs/schemas.
 func conforms(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 1 {
 		ts.Fatalf("usage: conforms schema")
@@ -250,8 +248,7 @@ func (p pages) ask(method, path string, form url.Values) (text string, err error
 	return string(body), err
 }
 
-// visits FILE PATH TEXT… looks at a page of recast ui, whose URL is in a file, until it
-// holds all texts.
+// visits FILE PATH TEXT… looks at a page of recast ui, whose URL is in a file, until it holds all texts.
 func visits(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) < 3 {
 		ts.Fatalf("usage: visits file path text…")
@@ -300,8 +297,7 @@ func typedWith(t *testing.T, env []string, args ...string) (stdout, stderr strin
 	return out.String(), story.String()
 }
 
-// TestTracesAreSent: the environment sets the destination, the parent trace and the
-// service name.
+// TestTracesAreSent: the environment sets the destination, the parent trace and the service name.
 func TestTracesAreSent(t *testing.T) {
 	t.Parallel()
 	var mu sync.Mutex
@@ -429,8 +425,7 @@ const (
 	maxDriftMiB  = 250
 )
 
-// BenchmarkDrift runs recast drift as a process on a large cluster, with each answer of
-// every server 20 ms late.
+// BenchmarkDrift runs recast drift as a process on a large cluster, with each answer of every server 20 ms late.
 func BenchmarkDrift(b *testing.B) { benchObserving(b, openLargeLab(b), "drift", "-o", "json") }
 
 // BenchmarkDriftOfConfigs is BenchmarkDrift where git has the configuration of every node.
@@ -442,8 +437,7 @@ func BenchmarkDriftOfConfigs(b *testing.B) {
 	b.Run("with", func(b *testing.B) { benchObserving(b, term, "drift", "-o", "json") })
 }
 
-// BenchmarkPlan runs recast plan on a cluster of the same size, which also reads what
-// would be lost with each node.
+// BenchmarkPlan runs recast plan on a cluster of the same size, which also reads what would be lost with each node.
 func BenchmarkPlan(b *testing.B) { benchObserving(b, openLargeLab(b), "plan", "-o", "json") }
 
 func openLargeLab(b *testing.B) *terminal {

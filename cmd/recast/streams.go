@@ -198,8 +198,7 @@ func (s *streams) displaySteps(ctx context.Context) *stepDisplay {
 	}}
 }
 
-// draws says whether a live view is wanted and possible. In CI the output is read
-// later, even if it is a terminal.
+// draws says whether a live view is wanted and possible. In CI the output is read later, even if it is a terminal.
 func (s *streams) draws(file *os.File) bool {
 	switch s.progress {
 	case progressLive:
@@ -250,8 +249,7 @@ func (t *stepDisplay) stops(run *step.Runner) func() {
 // end draws the final state and releases the terminal.
 func (t *stepDisplay) end() { t.over() }
 
-// answered filters the error of writing a result: a reader that went away does not make
-// a finished command fail.
+// answered filters the error of writing a result: a reader that went away does not make a finished command fail.
 func answered(err error) error {
 	if errors.Is(err, syscall.EPIPE) {
 		return nil

@@ -339,10 +339,9 @@ var (
 	killSeed  = flag.Uint64("kill.seed", 0, "at which moments TestKill kills; 0: others each time")
 )
 
-// TestKill kills rolls of real processes at random moments and runs the same command
-// again: then every node is in sync, every persistent disk is unchanged, and etcd has
-// its members. Each strategy has a lab of its own. For every second run the local files are lost with
-// the process, as on a CI runner: of three, one or two.
+// TestKill kills rolls of real processes at random moments and runs the same command again: then every node is in sync,
+// every persistent disk is unchanged, and etcd has its members. Each strategy has a lab of its own. For every second
+// run the local files are lost with the process, as on a CI runner: of three, one or two.
 func TestKill(t *testing.T) {
 	long(t)
 	t.Parallel()
@@ -563,8 +562,7 @@ func (s *screen) await(text string) {
 	s.until(text, s.seen)
 }
 
-// awaitLogged waits until the run's log has a text: of a frame only the changes are
-// drawn.
+// awaitLogged waits until the run's log has a text: of a frame only the changes are drawn.
 func (s *screen) awaitLogged(text string) {
 	s.t.Helper()
 	s.until(text, func() string {
@@ -661,8 +659,7 @@ func TestReader(t *testing.T) {
 	term.typed(exitDone, "lab", "check", "--dir", ".")
 }
 
-// piped runs recast with all its output in a pipe, whose reader goes away once it has
-// read a text.
+// piped runs recast with all its output in a pipe, whose reader goes away once it has read a text.
 func (term *terminal) piped(until string, args ...string) *screen {
 	t := term.t.(*testing.T)
 	t.Helper()
@@ -683,8 +680,7 @@ func (term *terminal) piped(until string, args ...string) *screen {
 	return nil
 }
 
-// terminal is a session in the working directory of a lab that runs as a separate
-// process.
+// terminal is a session in the working directory of a lab that runs as a separate process.
 type terminal struct {
 	t   testing.TB
 	dir string
@@ -803,8 +799,7 @@ func (term *terminal) replace(file, old, fresh string) {
 	must.Do(term.t, os.WriteFile(filepath.Join(term.dir, file), []byte(strings.ReplaceAll(text, old, fresh)), 0o600))
 }
 
-// patch publishes a new version of an extension of every node and updates the lock to
-// it.
+// patch publishes a new version of an extension of every node and updates the lock to it.
 func (term *terminal) patch() {
 	term.t.Helper()
 	term.typed(exitDone, "lab", "patch", "qemu-guest-agent", "--dir", ".")

@@ -755,8 +755,7 @@ func (c cmdline) less(extra cmdline) cmdline {
 		case len(a.values) >= len(e.values) && slices.Equal(a.values[len(a.values)-len(e.values):], e.values):
 			a.values = a.values[:len(a.values)-len(e.values)]
 		}
-		// If the schematic removes Talos' own values, their key stays in place for the values that the schematic
-		// adds.
+		// If the schematic removes Talos' own values, their key stays in place for the values that the schematic adds.
 		emptied := ownArgs()[a.key] != nil && extra.find("-"+a.key) != nil
 		if len(a.values) > 0 || emptied {
 			own = append(own, a)

@@ -368,10 +368,8 @@ func bzImage(release string) []byte {
 	return b
 }
 
-// TestKernelRelease: modules must match the booted kernel. The UKI's .uname is a
-// constant of imager if that is of the wanted Talos version
-// (internal/pkg/uki/generate.go of siderolabs/talos), so a kernel's own release
-// takes precedence.
+// TestKernelRelease: modules must match the booted kernel. The UKI's .uname is a constant of imager if that is of the
+// wanted Talos version (internal/pkg/uki/generate.go of siderolabs/talos), so a kernel's own release takes precedence.
 func TestKernelRelease(t *testing.T) {
 	t.Parallel()
 	for name, tc := range map[string]struct {
@@ -406,9 +404,8 @@ func TestKernelRelease(t *testing.T) {
 	}
 }
 
-// TestHardLinks: imager makes an empty file of a hard link in an extension image
-// (Untar in pkg/archiver of siderolabs/talos v1.14.1 takes it for a file), and of
-// nothing else.
+// TestHardLinks: imager makes an empty file of a hard link in an extension image (Untar in pkg/archiver of
+// siderolabs/talos v1.14.1 takes it for a file), and of nothing else.
 func TestHardLinks(t *testing.T) {
 	t.Parallel()
 	file, empty, other := content("x"), content(""), content("y")
@@ -477,9 +474,8 @@ func argsCases() map[string]argsCase {
 		"one value removed": {
 			line: strings.Replace(installerArgs, "console=tty1 ", "", 1) + " x " + lockArgs, extra: "-console=tty1 x",
 		},
-		// The following are the results of procfs.Cmdline.AppendAll of
-		// siderolabs/go-procfs v0.1.2, with the options that imager uses
-		// (buildCmdline in pkg/imager).
+		// The following are the results of procfs.Cmdline.AppendAll of siderolabs/go-procfs v0.1.2, with the options that
+		// imager uses (buildCmdline in pkg/imager).
 		"one value for another": {
 			line: strings.Replace(installerArgs, "consoleblank=0", "consoleblank=60", 1) + " " + lockArgs, extra: "-consoleblank=0 consoleblank=60",
 		},

@@ -22,9 +22,8 @@ import (
 
 // Images reads the content of images in registries.
 type Images interface {
-	// Extract streams the files of an image (for an index, the manifest for arch) as
-	// one tar, its layers flattened. At EOF every byte has been checked against its
-	// digest. The caller closes it.
+	// Extract streams the files of an image (for an index, the manifest for arch) as one tar, its layers flattened. At EOF
+	// every byte has been checked against its digest. The caller closes it.
 	Extract(ctx context.Context, ref, arch string) (io.ReadCloser, error)
 }
 
@@ -101,9 +100,8 @@ type Boot struct {
 	stub   string // the program of the UKI: see bootimage.UKI
 }
 
-// Installer verifies the installer of e for the lock's architecture. files is the
-// tar of its flattened files, which is read to its end. All differences are reported
-// together, as Mismatches of kind Refused. note receives the progress.
+// Installer verifies the installer of e for the lock's architecture. files is the tar of its flattened files, which is
+// read to its end. All differences are reported together, as Mismatches of kind Refused. note receives the progress.
 func (v *Verifier) Installer(ctx context.Context, lock schematics.Lock, e schematics.Locked, files io.Reader, note func(text string)) (Boot, error) {
 	dir, err := v.temp()
 	if err != nil {

@@ -1,6 +1,5 @@
-// Package adminconfig makes the talosconfig and the kubeconfig of a cluster's administrator from the
-// machine configuration of a control plane, before there is a machine that could be asked for them.
-// Its main type is [Config].
+// Package adminconfig makes the talosconfig and the kubeconfig of a cluster's administrator from the machine
+// configuration of a control plane, before there is a machine that could be asked for them. Its main type is [Config].
 package adminconfig
 
 import (

@@ -21,10 +21,9 @@ const (
 	maxFunctionLines = 80
 )
 
-// readerOfDatabases may have an init: programs that read an etcd database start themselves
-// again as the reader, test binaries too, and without the init the child would run the
-// whole program or its tests.
-const readerOfDatabases = "internal/etcddb/child.go"
+// readerOfDatabases may have an init: programs that read an etcd database start themselves again as the reader, test
+// binaries too, and without the init the child would run the whole program or its tests.
+const readerOfDatabases = "internal/etcddb/etcddb.go"
 
 func TestHabits(t *testing.T) {
 	t.Parallel()

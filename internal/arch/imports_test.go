@@ -263,8 +263,7 @@ func (s source) path() string { return path.Join(s.pkg, s.name) }
 
 func (s source) line(p token.Pos) int { return s.fset.Position(p).Line }
 
-// sources returns every file of the module at the top of the repository; with nested, also
-// of nested modules.
+// sources returns every file of the module at the top of the repository; with nested, also of nested modules.
 func sources(t *testing.T, nested bool) []source {
 	t.Helper()
 	all, err := parsed()

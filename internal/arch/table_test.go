@@ -101,12 +101,12 @@ var table = []row{
 	{pkg: "internal/terraform", allow: []string{"internal/config", "internal/fault", terraform, yaml}},
 
 	// the domain
-	{pkg: "schematics/...", allow: []string{"internal/fault", "internal/knownissue", "internal/words", "internal/redact", schematic, yaml}},
-	{pkg: "images", allow: []string{"schematics", "images/verify", "internal/step", "internal/fault", "internal/words"}},
+	{pkg: "schematics/...", allow: []string{"internal/fault", "internal/knownissue", "internal/words", "internal/redact", "internal/savefile", schematic, yaml}},
+	{pkg: "images", allow: []string{"schematics", "images/verify", "internal/savefile", "internal/step", "internal/fault", "internal/words"}},
 	{pkg: "images/verify", allow: []string{"schematics", "internal/bootimage", "internal/diskimage", "internal/fault", "internal/words"}},
 	{pkg: "cluster", allow: []string{"cluster/config", "cluster/replica", "internal/wait", "internal/fault", "internal/words"}},
 	{pkg: "cluster/claim", allow: []string{"cluster", "cluster/parking", "internal/foreign", "internal/wait", "internal/fault", "internal/format"}},
-	{pkg: "cluster/etcd", allow: []string{"cluster", "internal/etcddb", "internal/step", "internal/wait", "internal/fault", "internal/words"}},
+	{pkg: "cluster/etcd", allow: []string{"cluster", "internal/etcddb", "internal/savefile", "internal/step", "internal/wait", "internal/fault", "internal/words"}},
 	{pkg: "cluster/parking", allow: []string{"cluster", "internal/fault", "internal/format", "internal/words"}},
 	{pkg: "cluster/shape", allow: []string{"cluster", "internal/fault"}},
 	{pkg: "cluster/observe", allow: []string{"cluster", "cluster/replica", "cluster/shape", "cluster/parking", "cluster/config", "internal/fault", "internal/knownissue", "internal/words", errgroup}},

@@ -1,10 +1,9 @@
-// Package bootimage reads the content of Talos' boot media from their bytes alone: a
-// unified kernel image ([UKI]), an [ISO], an [Initrd], a system [Extension]. It needs no
-// root, mount or other program, and its memory does not grow with an image.
+// Package bootimage reads the content of Talos' boot media from their bytes alone: a unified kernel image ([UKI]), an
+// [ISO], an [Initrd], a system [Extension]. It needs no root, mount or other program, and its memory does not grow with
+// an image.
 //
-// All input is untrusted. Whatever is damaged, foreign or not understood is refused
-// with ErrFormat; nothing is skipped. Extended attributes are not compared, but
-// those that grant rights are refused.
+// All input is untrusted. Whatever is damaged, foreign or not understood is refused with ErrFormat; nothing is skipped.
+// Extended attributes are not compared, but those that grant rights are refused.
 package bootimage
 
 import (
@@ -411,10 +410,9 @@ var buildSections = map[string]bool{
 	".osrel": true, ".cmdline": true, ".uname": true, ".linux": true, ".initrd": true, ".profile": true, ".pcrsig": true,
 }
 
-// stubSum identifies a UKI's program, independently of what it boots: systemd-stub,
-// with the boot picture and the TPM's public key that imager adds. It excludes what
-// imager rewrites in the headers (AssembleNative in internal/pkg/uki/internal/pe of
-// Talos): sizes and the time.
+// stubSum identifies a UKI's program, independently of what it boots: systemd-stub, with the boot picture and the TPM's
+// public key that imager adds. It excludes what imager rewrites in the headers (AssembleNative in
+// internal/pkg/uki/internal/pe of Talos): sizes and the time.
 func stubSum(r io.ReaderAt, file *pe.File, sizeBytes int64) (string, error) {
 	header, ok := file.OptionalHeader.(*pe.OptionalHeader64)
 	if !ok {

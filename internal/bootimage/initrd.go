@@ -229,8 +229,7 @@ func (i *initrdReader) image(name string, content io.Reader, sizeBytes int64) (e
 	return nil
 }
 
-// metadata describes an extension in extensions.yaml and in its own manifest.yaml
-// (pkg/machinery/extensions of Talos).
+// metadata describes an extension in extensions.yaml and in its own manifest.yaml (pkg/machinery/extensions of Talos).
 type metadata struct {
 	Name        string `yaml:"name"`
 	Version     string `yaml:"version"`
@@ -324,9 +323,8 @@ func (w writer) Write(p []byte) (int, error) {
 // newc reads a cpio archive in the only format that the kernel unpacks
 // (Documentation/driver-api/early-userspace/buffer-format.rst).
 //
-// u-root v0.16.0 and cavaliergopher/cpio v1.0.1 take an archive that is cut between two
-// files for a whole one. For a header of 110 bytes the former allocates 1 GiB; the latter
-// reads "0000 1a4" as 0.
+// u-root v0.16.0 and cavaliergopher/cpio v1.0.1 take an archive that is cut between two files for a whole one. For a
+// header of 110 bytes the former allocates 1 GiB; the latter reads "0000 1a4" as 0.
 type newc struct {
 	r    *bufio.Reader
 	body *io.LimitedReader // of the entry read last

@@ -67,9 +67,8 @@ func openISO(r *io.SectionReader) (*ISO, error) {
 
 // volume is an ISO 9660 file system (ECMA-119) with Rock Ridge names.
 //
-// At a directory record that continues in itself, go-diskfs v1.9.4 never returns and
-// kdomanski/iso9660 v0.4.0 ends the process. Both take the first piece of a file for the
-// whole, and neither reads the boot catalogue.
+// At a directory record that continues in itself, go-diskfs v1.9.4 never returns and kdomanski/iso9660 v0.4.0 ends the
+// process. Both take the first piece of a file for the whole, and neither reads the boot catalogue.
 type volume struct {
 	r      *io.SectionReader
 	root   isoEntry
@@ -651,11 +650,10 @@ func certificateSum(b []byte) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// fat32 reads an EFI system partition as mkfs.vfat -F 32 makes it (Microsoft's FAT32
-// File System Specification 1.03).
+// fat32 reads an EFI system partition as mkfs.vfat -F 32 makes it (Microsoft's FAT32 File System Specification 1.03).
 //
-// go-diskfs v1.9.4 follows a circular chain of clusters until memory runs out, begins in
-// cluster 2 wherever the root is, and takes a long name that belongs to another file.
+// go-diskfs v1.9.4 follows a circular chain of clusters until memory runs out, begins in cluster 2 wherever the root
+// is, and takes a long name that belongs to another file.
 type fat32 struct {
 	r            *io.SectionReader
 	clusterBytes int64

@@ -29,9 +29,7 @@ func catalogue(b []byte) []byte {
 }
 
 // esp is the EFI system partition of a UEFI-only ISO.
-func esp(b []byte) []byte {
-	return b[int64(binary.LittleEndian.Uint32(catalogue(b)[40:]))*isoSector:]
-}
+func esp(b []byte) []byte { return b[int64(binary.LittleEndian.Uint32(catalogue(b)[40:]))*isoSector:] }
 
 func TestISORefused(t *testing.T) {
 	t.Parallel()

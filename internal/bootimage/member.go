@@ -388,9 +388,7 @@ func (x *xzStream) index() error {
 }
 
 // newXZ unpacks a stream that ends where r ends.
-func newXZ(r io.Reader) (io.Reader, error) {
-	return xz.ReaderConfig{SingleStream: true}.NewReader(r)
-}
+func newXZ(r io.Reader) (io.Reader, error) { return xz.ReaderConfig{SingleStream: true}.NewReader(r) }
 
 // zstdFrame is one Zstandard frame (RFC 8878, 3.1.1).
 type zstdFrame struct {

@@ -18,10 +18,9 @@ import (
 // squashfs reads the file system of a system extension, version 4.0 of the format
 // (Documentation/filesystems/squashfs.rst and fs/squashfs/squashfs_fs.h of Linux).
 //
-// go-diskfs v1.9.4 drops set-id bits and unpacks inodes of 32 KB to 3.4 GiB;
-// CalebQ42/squashfs v1.4.1 unpacks them to 2.4 GiB and cannot read an empty file;
-// KarpelesLab/squashfs v1.2.0 panics at an uncompressed block of 1 MiB and reads no
-// extended attributes.
+// go-diskfs v1.9.4 drops set-id bits and unpacks inodes of 32 KB to 3.4 GiB; CalebQ42/squashfs v1.4.1 unpacks them to
+// 2.4 GiB and cannot read an empty file; KarpelesLab/squashfs v1.2.0 panics at an uncompressed block of 1 MiB and reads
+// no extended attributes.
 type squashfs struct {
 	io.ReaderAt
 	super      superblock
@@ -569,9 +568,8 @@ const (
 	maxXattrBytes   = 64 << 10
 )
 
-// checkXattrs refuses every extended attribute except SELinux' label, which imager
-// sets (xattrPseudoFlags in Talos' internal/pkg/extensions/compress.go): others give
-// a program capabilities, or make overlayfs hide files.
+// checkXattrs refuses every extended attribute except SELinux' label, which imager sets (xattrPseudoFlags in Talos'
+// internal/pkg/extensions/compress.go): others give a program capabilities, or make overlayfs hide files.
 func (s *squashfs) checkXattrs() error {
 	le := binary.LittleEndian
 	if s.super.XattrTable == squashfsNone {

@@ -87,8 +87,7 @@ func TestRunGateEndsTheWholeGroup(t *testing.T) {
 	}
 }
 
-// When a program has ended, its children are killed, whether they hold its output or not;
-// its exit code counts.
+// When a program has ended, its children are killed, whether they hold its output or not; its exit code counts.
 func TestRunGateLeavesNothingRunning(t *testing.T) {
 	t.Parallel()
 	cases := map[string]struct {
@@ -197,8 +196,7 @@ func TestEnviron(t *testing.T) {
 	must.Hold(t, slices.Equal(got, want), "%q, want %q", got, want)
 }
 
-// TestProgramsGetNoSecrets: gates and hooks see no secrets of recast except those that
-// they name.
+// TestProgramsGetNoSecrets: gates and hooks see no secrets of recast except those that they name.
 func TestProgramsGetNoSecrets(t *testing.T) {
 	t.Parallel()
 	gates := command.Gates{Env: []string{

@@ -1,6 +1,5 @@
-// Package config reads recast.yaml, in which an engineer describes the wanted cluster,
-// into a [Config]. It is strict, and it reports every [Problem] at once, each with its
-// position in the file.
+// Package config reads recast.yaml, in which an engineer describes the wanted cluster, into a [Config]. It is strict,
+// and it reports every [Problem] at once, each with its position in the file.
 package config
 
 import (
@@ -372,9 +371,7 @@ func Load(path string, o Options) (*Config, error) {
 }
 
 // Parse is like Load, for the content of the file name. It checks no other files.
-func Parse(name string, data []byte, o Options) (*Config, error) {
-	return parse(name, data, o, nil)
-}
+func Parse(name string, data []byte, o Options) (*Config, error) { return parse(name, data, o, nil) }
 
 func read(path string) ([]byte, error) {
 	f, err := os.Open(path)
@@ -762,8 +759,7 @@ func hostOf(s string) string {
 	return u.Hostname()
 }
 
-// ImageRef names an image on a registry: "ghcr.io/acme/frr:1.7.15@sha256:…". It
-// has a tag, a digest or both.
+// ImageRef names an image on a registry: "ghcr.io/acme/frr:1.7.15@sha256:…". It has a tag, a digest or both.
 type ImageRef struct {
 	Repository string // "ghcr.io/acme/frr"
 	Tag        string // "1.7.15"

@@ -85,8 +85,7 @@ vmClasses:
     hostpci: [gpu]
 `
 
-// TestShapeOfNode: a node's own settings are over those of its class, cards by their number and disks
-// by their slot.
+// TestShapeOfNode: a node's own settings are over those of its class, cards by their number and disks by their slot.
 func TestShapeOfNode(t *testing.T) {
 	t.Parallel()
 	c := must.Get(config.Parse("recast.yaml", []byte(small+shaped), config.Options{}))(t)

@@ -1,7 +1,6 @@
-// Package diskimage reads a Talos disk image from its bytes alone: the qcow2 file, the
-// partition table and its backup, the META values, and what UEFI boots. Like
-// internal/bootimage it needs no root, mount or other program, and its memory does not
-// grow with an image.
+// Package diskimage reads a Talos disk image from its bytes alone: the qcow2 file, the partition table and its backup,
+// the META values, and what UEFI boots. Like internal/bootimage it needs no root, mount or other program, and its
+// memory does not grow with an image.
 //
 // All input is untrusted. Whatever is damaged, foreign or not understood is refused with bootimage.ErrFormat. The
 // package knows the images of Talos 1.10 and later: see cmd/installer/pkg/install and pkg/imager of siderolabs/talos.

@@ -396,9 +396,8 @@ func TestCancelledDownload(t *testing.T) {
 	})
 }
 
-// TestOldContentUnderANewLabel: someone asks a stale factory for the new schematic's
-// installer. It is built from the old extension, and served for ever, even by a
-// restarted factory with the new list.
+// TestOldContentUnderANewLabel: someone asks a stale factory for the new schematic's installer. It is built from the
+// old extension, and served for ever, even by a restarted factory with the new list.
 func TestOldContentUnderANewLabel(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -658,9 +657,8 @@ func TestExamples(t *testing.T) {
 	})
 }
 
-// TestInstallerOfSlowFactory: a request for the manifest waits for the build, from
-// the registry's client as well as BuildInstaller, but only the latter outlasts a
-// proxy's timeout.
+// TestInstallerOfSlowFactory: a request for the manifest waits for the build, from the registry's client as well as
+// BuildInstaller, but only the latter outlasts a proxy's timeout.
 func TestInstallerOfSlowFactory(t *testing.T) {
 	t.Parallel()
 	digest := func(ctx context.Context, s *site, req images.ISORequest) error {
@@ -710,9 +708,8 @@ func TestInstallerInAnotherRegistry(t *testing.T) {
 	})
 }
 
-// TestMirroredInstaller is the story of an installer that is copied, with the
-// factory's signature, to the user's own registry, and suffices when the factory is
-// gone.
+// TestMirroredInstaller is the story of an installer that is copied, with the factory's signature, to the user's own
+// registry, and suffices when the factory is gone.
 func TestMirroredInstaller(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -109,8 +109,7 @@ func WithCode(err error, c Code) error {
 
 func (c Code) Of(err error) error { return WithCode(err, c) }
 
-// Else gives err the code c, unless err or an error in its tree has a code already, or its kind has a code of its
-// own.
+// Else gives err the code c, unless err or an error in its tree has a code already, or its kind has a code of its own.
 func (c Code) Else(err error) error {
 	if kind := KindOf(err); c == "" || kind != Failed && kind != Refused || len(codes(err)) > 0 {
 		return err
@@ -275,8 +274,7 @@ var next = map[Code]string{
 	UpgradeStuck:       "look at the console of the VM in Proxmox; recast status says what was replaced; recast roll waits for it again",
 }
 
-// Kind decides how a command ends when an error reaches it. One switch in cmd/recast turns the kind into an exit
-// code.
+// Kind decides how a command ends when an error reaches it. One switch in cmd/recast turns the kind into an exit code.
 type Kind int
 
 const (
@@ -335,8 +333,7 @@ func Prefix(what string, err error) error {
 	return fmt.Errorf("%s: %w", what, err)
 }
 
-// WithHint attaches a remedy to err. The remedy is not part of the message.
-// WithHint(nil, …) is nil.
+// WithHint attaches a remedy to err. The remedy is not part of the message. WithHint(nil, …) is nil.
 func WithHint(err error, format string, args ...any) error {
 	if err == nil {
 		return nil

@@ -129,8 +129,7 @@ func TestSafe(t *testing.T) {
 	must.Hold(t, fault.WithSafe(nil, "one") == nil && fault.Safe(errPlain) == nil, "safe out of nothing")
 }
 
-// TestThisMachine: what this machine lacks takes the place of hints about servers, but not of what is
-// unfinished.
+// TestThisMachine: what this machine lacks takes the place of hints about servers, but not of what is unfinished.
 func TestThisMachine(t *testing.T) {
 	t.Parallel()
 	for want, cause := range map[string]error{

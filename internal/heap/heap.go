@@ -10,8 +10,7 @@ import (
 	"time"
 )
 
-// Peak is the largest size in bytes of the heap's objects while f ran, sampled every two
-// milliseconds.
+// Peak is the largest size in bytes of the heap's objects while f ran, sampled every two milliseconds.
 func Peak(ctx context.Context, f func()) (peak uint64) {
 	runtime.GC()
 	ctx, done := context.WithCancel(ctx)
@@ -36,8 +35,7 @@ func Peak(ctx context.Context, f func()) (peak uint64) {
 	return peak
 }
 
-// Count starts to count the objects that all goroutines allocate; the returned func says
-// how many they are so far.
+// Count starts to count the objects that all goroutines allocate; the returned func says how many they are so far.
 func Count() func() uint64 {
 	begin := mallocs()
 	return func() uint64 { return mallocs() - begin }

@@ -33,9 +33,8 @@ func thisMachine() machine {
 	return machine{proc: "/proc", pid: os.Getpid(), signal: func(pid int) error { return syscall.Kill(pid, 0) }}
 }
 
-// holder returns this process as the holder of a claim. It leaves Boot and Namespace empty if the system has no
-// procfs (macOS), or if /proc shows the processes of another PID namespace. A holder without them is never declared
-// dead.
+// holder returns this process as the holder of a claim. It leaves Boot and Namespace empty if the system has no procfs
+// (macOS), or if /proc shows the processes of another PID namespace. A holder without them is never declared dead.
 func (m machine) holder() claim.Holder {
 	h := claim.Holder{PID: m.pid}
 	if name, err := os.Hostname(); err == nil {
@@ -80,8 +79,7 @@ func (m machine) ended(pid int) bool {
 	return err == nil && len(threads) <= 1 && len(fields) > 0 && (fields[0] == "Z" || fields[0] == "X")
 }
 
-// here reports whether this process can ask about another holder's PID: the holder has the same boot and PID
-// namespace.
+// here reports whether this process can ask about another holder's PID: the holder has the same boot and PID namespace.
 func (m machine) here(other claim.Holder) bool {
 	me := m.holder()
 	return me.Boot != "" && other.Boot == me.Boot && other.Namespace == me.Namespace && other.Host == me.Host &&

@@ -38,8 +38,7 @@ type Journal struct {
 type Options struct {
 	// Run is the ID of the run, new or not.
 	Run string
-	// ReadOnly opens an existing run without locking it, even while another
-	// process writes it.
+	// ReadOnly opens an existing run without locking it, even while another process writes it.
 	ReadOnly bool
 	// Sync is called right before a change becomes durable ("write <key>", "delete <key>") and right after ("written
 	// <key>", "deleted <key>"). An error before the change prevents the change; an error after it is reported,
@@ -139,8 +138,7 @@ func (j *Journal) Run() string { return j.run }
 
 func (j *Journal) Dir() string { return j.root.Name() }
 
-// Put stores a fact as JSON. It refuses a value that contains a redacted secret: use
-// PutSecret.
+// Put stores a fact as JSON. It refuses a value that contains a redacted secret: use PutSecret.
 func (j *Journal) Put(key string, v any) error {
 	b, err := marshal(v)
 	if err != nil {
@@ -331,8 +329,7 @@ func keyOf(name string) (key string, ok bool) {
 
 var errReadOnly = errors.New("opened read-only")
 
-// write replaces the content of a file: after a crash at any point the file holds either
-// the old content or all of b.
+// write replaces the content of a file: after a crash at any point the file holds either the old content or all of b.
 func (j *Journal) write(key, name string, b []byte) error {
 	if j.lock == nil {
 		return errReadOnly
@@ -409,9 +406,8 @@ func syncDir(root *os.Root) error {
 	return errors.Join(fault.Prefix("sync directory", d.Sync()), d.Close())
 }
 
-// CheckPrivate refuses a state directory if another user could have created or could
-// change it, or anything in it: machine configurations are read from it and written to it.
-// A missing directory is fine.
+// CheckPrivate refuses a state directory if another user could have created or could change it, or anything in it:
+// machine configurations are read from it and written to it. A missing directory is fine.
 func CheckPrivate(dir string) error {
 	info, err := os.Lstat(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -498,9 +494,8 @@ func unlock(f *os.File) error {
 	return errors.Join(syscall.Flock(int(f.Fd()), syscall.LOCK_UN), f.Close())
 }
 
-// KeepOutOfGit creates a directory for state if it is missing, and a .gitignore that
-// excludes all of it: it holds machine configurations. It keeps an existing .gitignore
-// that is not empty.
+// KeepOutOfGit creates a directory for state if it is missing, and a .gitignore that excludes all of it: it holds
+// machine configurations. It keeps an existing .gitignore that is not empty.
 func KeepOutOfGit(dir string) error {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return fmt.Errorf("keep %s out of git: %w", dir, err)
@@ -536,8 +531,7 @@ type infoFile struct {
 	Outcome  string    `json:"outcome,omitempty"`
 }
 
-// NewRunID makes an ID that begins with the minute and ends with two random bytes:
-// "20261121-0421-3f2a".
+// NewRunID makes an ID that begins with the minute and ends with two random bytes: "20261121-0421-3f2a".
 func NewRunID(now time.Time, random io.Reader) (string, error) {
 	var tail [2]byte
 	if _, err := io.ReadFull(random, tail[:]); err != nil {

@@ -1,6 +1,5 @@
-// Package live shows a run in progress: as a tree on a terminal with the current step of
-// each node ([View]), or as JSON lines ([Lines]). Whatever happens to the terminal, the
-// run continues.
+// Package live shows a run in progress: as a tree on a terminal with the current step of each node ([View]), or as JSON
+// lines ([Lines]). Whatever happens to the terminal, the run continues.
 package live
 
 import (
@@ -80,9 +79,7 @@ func (b *Board) Plan(at time.Time, plan planning.Plan) {
 }
 
 // forget clears the board after its content was printed to the scrollback.
-func (b *Board) forget() {
-	b.note, b.nodes, b.others, b.total, b.fold = "", nil, nil, 0, story.Fold{}
-}
+func (b *Board) forget() { b.note, b.nodes, b.others, b.total, b.fold = "", nil, nil, 0, story.Fold{} }
 
 // again clears what is known of the steps, because a command resumes the run: steps that were running before will not
 // end.
@@ -116,8 +113,7 @@ func (b *Board) other(s *story.Stage) {
 	b.others[at] = s
 }
 
-// node returns a node of a phase. A node can appear in two phases: an unfinished run is
-// finished first.
+// node returns a node of a phase. A node can appear in two phases: an unfinished run is finished first.
 func (b *Board) node(phase planning.Phase, name string) *node {
 	for _, n := range b.nodes {
 		if n.name == name && n.phase == phase {
@@ -475,8 +471,7 @@ func (l Look) apart(left, right string) string {
 	return left + strings.Repeat(" ", min(room, readable)) + right
 }
 
-// readable bounds the gap between the two: on a wide screen the right text would look
-// unrelated.
+// readable bounds the gap between the two: on a wide screen the right text would look unrelated.
 const readable = 60
 
 func pad(s string, width int) string {

@@ -44,8 +44,7 @@ const (
 	stallTimeout  = 2 * time.Second        // for a blocked terminal
 )
 
-// NewView makes a view of a command that begins now. It draws on out from the first event
-// on; the caller closes out.
+// NewView makes a view of a command that begins now. It draws on out from the first event on; the caller closes out.
 func NewView(out *os.File, title string, colour bool) *View {
 	return &View{out: out, colour: colour, timeout: stallTimeout, board: NewBoard(title, time.Now())}
 }
@@ -107,8 +106,7 @@ func (v *View) Stopping() { v.tell((*Board).Stopping) }
 // Broken shows that Ctrl-C was pressed twice, or that the run was cancelled in another way.
 func (v *View) Broken() { v.tell((*Board).Broken) }
 
-// Print prints text above the frame. It returns false if nothing is drawn: the caller must
-// then write the text itself.
+// Print prints text above the frame. It returns false if nothing is drawn: the caller must then write the text itself.
 func (v *View) Print(text string) bool {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -234,8 +232,7 @@ func (v *View) begin() *program {
 // the answers (tea.go, shouldQuerySynchronizedOutput).
 var plainTerminal = []string{"TERM=xterm-256color", "SSH_TTY=none"}
 
-// restart starts a new frame below the shell's output after the process was stopped and
-// continued.
+// restart starts a new frame below the shell's output after the process was stopped and continued.
 func (v *View) restart(p *program) {
 	defer signal.Stop(p.cont)
 	select {
@@ -311,9 +308,7 @@ func (b *Board) Final(now time.Time, l Look) []string {
 	return l.all(b.body(now, l, whole), b.totals(now, l))
 }
 
-func (l Look) all(parts ...[]string) []string {
-	return cluster.Each(slices.Concat(parts...), l.fit)
-}
+func (l Look) all(parts ...[]string) []string { return cluster.Each(slices.Concat(parts...), l.fit) }
 
 func (b *Board) head(now time.Time, l Look) []string {
 	head := []string{l.apart(l.paint(bold, b.title), took(b.until(now).Sub(b.began)))}
@@ -361,8 +356,7 @@ func (b *Board) body(now time.Time, l Look, level detail) []string {
 	return lines
 }
 
-// drawOther draws a step that concerns no node. Below the second level only running and failed
-// steps are drawn.
+// drawOther draws a step that concerns no node. Below the second level only running and failed steps are drawn.
 func drawOther(now time.Time, l Look, level detail, s *story.Stage) []string {
 	depth := strings.Count(strings.TrimPrefix(s.Path, "roll/"), "/")
 	indent := strings.Repeat("  ", depth+1)
@@ -570,9 +564,8 @@ func (b *Board) totals(now time.Time, l Look) []string {
 	return []string{line}
 }
 
-// left estimates the remaining time: the plan's total, which accounts for parallelism,
-// times the share of the nodes' remaining work, corrected by how long the finished nodes
-// took.
+// left estimates the remaining time: the plan's total, which accounts for parallelism, times the share of the nodes'
+// remaining work, corrected by how long the finished nodes took.
 func (b *Board) left(now time.Time) time.Duration {
 	var all, rest, expected, taken time.Duration
 	for _, n := range b.nodes {

@@ -56,8 +56,7 @@ func TestGuard(t *testing.T) {
 	}
 }
 
-// A blocked terminal, for example after Ctrl-S, delays no step, and the end only for
-// stallTimeout.
+// A blocked terminal, for example after Ctrl-S, delays no step, and the end only for stallTimeout.
 func TestBlockedTerminal(t *testing.T) {
 	t.Parallel()
 	read, write, err := os.Pipe() // its buffer is soon full, and nobody reads
@@ -131,8 +130,7 @@ func TestFollow(t *testing.T) {
 	must.Equal(t, "lines", []string{"step started ", "step started ", "step started ", "step started ", "step note 1 of 3", "step failed ", "step failed ", "said  warning: this", "said  and that"}, texts)
 }
 
-// When an overlong log was renamed, neither a new reader nor one that was reading loses
-// anything.
+// When an overlong log was renamed, neither a new reader nor one that was reading loses anything.
 func TestFollowRotatedLog(t *testing.T) {
 	t.Parallel()
 	dir := t.TempDir()

@@ -442,8 +442,7 @@ func TestDeleted(t *testing.T) {
 	}
 }
 
-// TestNeverBegun: an attempt that was written down and whose Job could not be made asks again whether one
-// may begin.
+// TestNeverBegun: an attempt that was written down and whose Job could not be made asks again whether one may begin.
 func TestNeverBegun(t *testing.T) {
 	t.Parallel()
 	s := newStage(t, (&bumped{attempts: []ending{{message: "done", done: []string{"wk1", "wk2"}}}}).play)

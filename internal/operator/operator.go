@@ -331,8 +331,7 @@ func stripJob(o any) (any, error) {
 	return strip(o)
 }
 
-// stripConfigMap keeps the name and the version of a ConfigMap. A namespace has many ConfigMaps that are not
-// recast's.
+// stripConfigMap keeps the name and the version of a ConfigMap. A namespace has many ConfigMaps that are not recast's.
 func stripConfigMap(o any) (any, error) {
 	if m, ok := o.(*metav1.PartialObjectMetadata); ok {
 		m.Labels, m.Annotations, m.OwnerReferences = nil, nil, nil

@@ -340,8 +340,7 @@ func problems(c *v1alpha1.Check) string {
 	return strings.Join(c.Problems, "\n")
 }
 
-// inSync says whether the newest check found every node as the files describe it, and is a check of what is wanted
-// now.
+// inSync says whether the newest check found every node as the files describe it, and is a check of what is wanted now.
 func (l *look) inSync(wanted string) bool {
 	c := l.cluster.Status.Check
 	return c != nil && c.For == wanted && c.ExitCode == attempt.ExitDone && l.cluster.Status.Nodes != nil

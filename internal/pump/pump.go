@@ -1,5 +1,4 @@
-// Package pump writes in the background, so that whoever writes never waits for a slow
-// reader.
+// Package pump writes in the background, so that whoever writes never waits for a slow reader.
 package pump
 
 import (

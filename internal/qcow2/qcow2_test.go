@@ -170,8 +170,7 @@ func TestUnreadable(t *testing.T) {
 	}
 }
 
-// FuzzOpen changes the header, a table and the first bytes of a cluster: it is a disk
-// that can be read, or ErrFormat.
+// FuzzOpen changes the header, a table and the first bytes of a cluster: it is a disk that can be read, or ErrFormat.
 func FuzzOpen(f *testing.F) {
 	files := map[artefact.Compression][]byte{}
 	for _, by := range []artefact.Compression{artefact.Plain, artefact.Zlib, artefact.Zstd} {

@@ -85,9 +85,8 @@ func linesIn(text string) []string {
 var patterns = []struct {
 	re   *regexp.Regexp
 	keep string
-	// secret returns how many bytes after the kept part are secret, for a match that may be words of a message. nil:
-	// the whole match is secret.
-	// See secretIn.
+	// secret returns how many bytes after the kept part are secret, for a match that may be words of a message. nil: the
+	// whole match is secret. See secretIn.
 	secret func(before, kept, match, rest string) int
 }{
 	{regexp.MustCompile(`-----BEGIN [A-Z0-9 ]+-----(?:[^"\\]|\\[^"])*?-----END [A-Z0-9 ]+-----`), "", nil},
@@ -342,8 +341,7 @@ var verdicts = []string{
 // Word says whether a text is one plain word, as in messages.
 func Word(text string) bool { return word.MatchString(text) }
 
-// prose says whether rest continues a sentence in a place where a secret could be: "read the token: permission
-// denied".
+// prose says whether rest continues a sentence in a place where a secret could be: "read the token: permission denied".
 func prose(rest string) bool {
 	end := strings.IndexAny(rest, "\r\n")
 	if end < 0 {

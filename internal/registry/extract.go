@@ -186,11 +186,10 @@ const (
 	opaque   = ".wh..wh..opq" // everything in that directory
 )
 
-// flatten streams an image's files as one tar, upper layers before lower ones. The
-// tar ends properly only if everything was read and had the right digests.
-// mutate.Extract of go-containerregistry is not used: it ends the archive properly
-// before it reports an error, remembers every name without a bound and takes the
-// first of two files with the same name in a layer, whereas a node takes the last.
+// flatten streams an image's files as one tar, upper layers before lower ones. The tar ends properly only if everything
+// was read and had the right digests. mutate.Extract of go-containerregistry is not used: it ends the archive properly
+// before it reports an error, remembers every name without a bound and takes the first of two files with the same name
+// in a layer, whereas a node takes the last.
 func flatten(img v1.Image) io.ReadCloser {
 	r, w := io.Pipe()
 	go func() { w.CloseWithError(writeFlat(img, w)) }() // ends when r is read to its end or closed
@@ -533,9 +532,8 @@ func archived(file, arch string) (v1.Image, error) {
 	return img, nil
 }
 
-// builtUpon returns an error unless the image begins with the base's layers: all of
-// them, or, as the imager builds it, the first of two (siderolabs/talos
-// pkg/imager/out.go, outInstaller). Layers are compared unpacked.
+// builtUpon returns an error unless the image begins with the base's layers: all of them, or, as the imager builds it,
+// the first of two (siderolabs/talos pkg/imager/out.go, outInstaller). Layers are compared unpacked.
 func builtUpon(img, base v1.Image, baseRef string) error {
 	other := func(format string, args ...any) error {
 		return fault.Refusedf("the image is not based on %s: %s", baseRef, fmt.Sprintf(format, args...))

@@ -311,8 +311,7 @@ func (d damaging) Write(p []byte) (int, error) {
 	return d.ResponseWriter.Write(b)
 }
 
-// A damaged blob is reported as such, whichever step of unpacking fails first, and is
-// no reason to lock anything else.
+// A damaged blob is reported as such, whichever step of unpacking fails first, and is no reason to lock anything else.
 func TestDamagedBlob(t *testing.T) {
 	t.Parallel()
 	s := server()

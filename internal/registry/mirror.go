@@ -347,10 +347,9 @@ type Records struct {
 func NewRecords(c *Client) *Records { return &Records{client: c, own: map[string]string{}} }
 
 // A list of records is an OCI index under a tag. Each record is a manifest with the file as its only layer. The
-// annotations in the index describe the records, so that one request reads all descriptions. Records are not
-// referrers of an image: a record changes while its run goes on, and only a tag can follow the change; registries
-// without the referrers API race for their list of referrers; registries with the API delete referrers with their
-// image.
+// annotations in the index describe the records, so that one request reads all descriptions. Records are not referrers
+// of an image: a record changes while its run goes on, and only a tag can follow the change; registries without the
+// referrers API race for their list of referrers; registries with the API delete referrers with their image.
 const (
 	recordConfig = types.MediaType("application/vnd.recast.run.v1+json")
 	recordLayer  = types.MediaType("application/vnd.recast.run.v1.tar+gzip")
@@ -380,8 +379,7 @@ func (c *Records) List(ctx context.Context, list string) ([]images.Record, error
 	return records, nil
 }
 
-// entries reads the entries of a list, the newest first. A tag that names anything else is refused and not
-// overwritten.
+// entries reads the entries of a list, the newest first. A tag that names anything else is refused and not overwritten.
 func (c *Records) entries(ctx context.Context, t name.Tag) ([]v1.Descriptor, error) {
 	desc, err := remote.Get(t, c.client.options(ctx)...)
 	if notFound(err) {

@@ -143,9 +143,8 @@ func TestCopyPastDeniedSignatureTag(t *testing.T) {
 	must.Equal(t, "signature", sig, must.Get(remote.Head(c.mirror.Tag(c.signatureTag())))(t).Digest)
 }
 
-// TestCopyPastDeniedSignature: a registry that answers so for a missing tag
-// (sigstore/cosign issue 2973) may be the one behind a factory, which expects that
-// as well (image-factory, internal/frontend/http/registry.go).
+// TestCopyPastDeniedSignature: a registry that answers so for a missing tag (sigstore/cosign issue 2973) may be the one
+// behind a factory, which expects that as well (image-factory, internal/frontend/http/registry.go).
 func TestCopyPastDeniedSignature(t *testing.T) {
 	t.Parallel()
 	c := newCopier(t)

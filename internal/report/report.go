@@ -126,8 +126,7 @@ type trouble struct {
 	Hints       []string
 }
 
-// mostSaid is how many event lines are shown, and mostNotes how many notes about the whole
-// run: the newest ones.
+// mostSaid is how many event lines are shown, and mostNotes how many notes about the whole run: the newest ones.
 const (
 	mostSaid  = 3000
 	mostNotes = 50

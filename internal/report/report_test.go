@@ -68,8 +68,7 @@ func TestGolden(t *testing.T) {
 // fetches matches everything with which a page makes a browser send a request.
 var fetches = regexp.MustCompile(`(?i)<(script|iframe|object|embed|img|video|audio|form|base)\b|@import|url\(|\b(src|href|srcset|action)="[^"#d]`)
 
-// requireSound: a page sends no requests, and each element that has to be closed is
-// closed.
+// requireSound: a page sends no requests, and each element that has to be closed is closed.
 func requireSound(t *testing.T, page string) {
 	t.Helper()
 	found := fetches.FindAllString(page, -1)
@@ -106,8 +105,7 @@ func failed(text string) report.Run {
 	}
 }
 
-// TestTextOfOthers: it stays text, whatever it contains, and no secret is
-// shown.
+// TestTextOfOthers: it stays text, whatever it contains, and no secret is shown.
 func TestTextOfOthers(t *testing.T) {
 	t.Parallel()
 	page := draw(t, failed(`<script>alert("x")</script>"'><img src=x onerror=y>`))

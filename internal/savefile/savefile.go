@@ -6,18 +6,30 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 )
 
-// Write replaces a file with what write writes, completely or not at all; only its
-// owner may read it. A file that is not regular is written in place: root must not
-// replace /dev/null.
-func Write(file string, write func(io.Writer) error) (err error) {
+// Write replaces a file with what write writes, completely or not at all; only its owner may read it. A file that is
+// not regular is written in place: root must not replace /dev/null.
+func Write(file string, write func(io.Writer) error) error {
 	if info, err := os.Lstat(file); err == nil && !info.Mode().IsRegular() {
 		return writeTo(file, write)
 	}
-	f, err := os.CreateTemp(filepath.Dir(file), ".recast-*") // mode 0600
+	return replace(file, 0o600, write)
+}
+
+// Replace replaces a file with data, completely or not at all.
+func Replace(file string, data []byte, mode fs.FileMode) error {
+	return replace(file, mode, func(w io.Writer) error {
+		_, err := w.Write(data)
+		return err
+	})
+}
+
+func replace(file string, mode fs.FileMode, write func(io.Writer) error) (err error) {
+	f, err := os.CreateTemp(filepath.Dir(file), ".recast-*")
 	if err != nil {
 		return err
 	}
@@ -26,14 +38,22 @@ func Write(file string, write func(io.Writer) error) (err error) {
 			_ = os.Remove(f.Name()) // err matters more
 		}
 	}()
-	err = buffered(f, write)
-	if err == nil {
-		err = f.Sync()
-	}
-	if err = errors.Join(err, f.Close()); err != nil {
+	if err = errors.Join(buffered(f, write), f.Chmod(mode), f.Sync(), f.Close()); err != nil {
 		return err
 	}
-	return os.Rename(f.Name(), file)
+	if err = os.Rename(f.Name(), file); err != nil {
+		return err
+	}
+	return SyncDir(filepath.Dir(file))
+}
+
+// SyncDir makes a rename in a directory survive a power failure.
+func SyncDir(dir string) error {
+	d, err := os.Open(dir)
+	if err != nil {
+		return err
+	}
+	return errors.Join(d.Sync(), d.Close())
 }
 
 // writeTo writes to a pipe, a device, or the target of a link.

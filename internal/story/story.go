@@ -1,6 +1,5 @@
-// Package story turns the events of a run into a [Story], the history of its nodes and steps. A [Fold] builds it
-// event by event, while a run is active; [Read] builds it from the log of a run that has ended, still runs, or was
-// killed.
+// Package story turns the events of a run into a [Story], the history of its nodes and steps. A [Fold] builds it event
+// by event, while a run is active; [Read] builds it from the log of a run that has ended, still runs, or was killed.
 package story
 
 import (
@@ -474,8 +473,7 @@ func stageName(below []string) string {
 	}
 }
 
-// cutOff marks what was open as cut off, because its process has ended or another has
-// begun.
+// cutOff marks what was open as cut off, because its process has ended or another has begun.
 func (f *Fold) cutOff() {
 	for _, s := range f.steps {
 		s.CutOff = s.Ended.IsZero()
@@ -504,8 +502,7 @@ func (t *Turn) stages() (all []*Stage) {
 }
 
 const (
-	// LogName is the log of a run in the directory of its journal. OlderLogName is the part
-	// before the last rotation.
+	// LogName is the log of a run in the directory of its journal. OlderLogName is the part before the last rotation.
 	LogName      = "log.jsonl"
 	OlderLogName = "log.1.jsonl"
 )
@@ -560,8 +557,7 @@ var statuses = func() map[string]step.Status {
 	return byName
 }()
 
-// longestLine is more than any log line: an error about a whole cluster is a few
-// kilobytes.
+// longestLine is more than any log line: an error about a whole cluster is a few kilobytes.
 const longestLine = 4 << 20
 
 // Read reads the log of a run from its directories, one for each machine that worked on it, in their order. It skips

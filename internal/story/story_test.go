@@ -135,8 +135,7 @@ func TestWhatATurnTook(t *testing.T) {
 	}
 }
 
-// A killed process leaves a story without an end; the process that resumes the run adds the
-// rest.
+// A killed process leaves a story without an end; the process that resumes the run adds the rest.
 func TestCutOffAndResumed(t *testing.T) {
 	t.Parallel()
 	whole := lines(recreated[:14]...)

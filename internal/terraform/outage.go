@@ -41,8 +41,7 @@ func (o Outage) Prevents() string { return o.VM.Lifecycle(o.paths...) }
 type power struct {
 	// stops are the attributes that say whether the VM runs. Each has the values at which the VM does not run.
 	stops map[string][]any
-	// reboots is the attribute that keeps the provider from rebooting if it is false; a missing attribute counts as
-	// true.
+	// reboots is the attribute that keeps the provider from rebooting if it is false; a missing attribute counts as true.
 	// "": this resource never reboots a VM.
 	reboots string
 	// live are the attributes whose change does not reboot the VM. A change of any other attribute does, even if

@@ -34,9 +34,8 @@ func Transport(caFile string) (*http.Transport, error) {
 	return t, nil
 }
 
-// Explain adds the code and the remedy to an error about the certificate of a
-// factory or registry; ok is false for any other error. The message is
-// crypto/x509's: "certificate signed by unknown authority".
+// Explain adds the code and the remedy to an error about the certificate of a factory or registry; ok is false for any
+// other error. The message is crypto/x509's: "certificate signed by unknown authority".
 func Explain(err error) (explained error, ok bool) {
 	var hint string
 	if _, is := errors.AsType[x509.UnknownAuthorityError](err); is {

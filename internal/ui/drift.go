@@ -222,10 +222,9 @@ func DriftInWords(res pipeline.DriftResult, hide func(string) string) DriftWords
 	return out
 }
 
-// junitSuites is read by CI systems as test results: a node is a test case, which fails
-// if the node is stale and has an error if it could not be read. Elements and attributes
-// are those of the schema of Jenkins' reader; GitLab, GitHub actions and Azure DevOps read
-// the ones that they know.
+// junitSuites is read by CI systems as test results: a node is a test case, which fails if the node is stale and has an
+// error if it could not be read. Elements and attributes are those of the schema of Jenkins' reader; GitLab, GitHub
+// actions and Azure DevOps read the ones that they know.
 type junitSuites struct {
 	XMLName  xml.Name `xml:"testsuites"`
 	Name     string   `xml:"name,attr"`
@@ -714,9 +713,8 @@ func strategiesOf(nodes []survey.Assessment) []toRecreate {
 	return out
 }
 
-// drawToRecreate prints a line for each node that is not recreated: the commands that
-// change that, or the first reason if no command does. The lines are for pasting, so they
-// are not wrapped.
+// drawToRecreate prints a line for each node that is not recreated: the commands that change that, or the first reason
+// if no command does. The lines are for pasting, so they are not wrapped.
 func drawToRecreate(p *page, title string, nodes []toRecreate) {
 	if len(nodes) == 0 {
 		return

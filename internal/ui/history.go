@@ -80,8 +80,7 @@ func inALine(r past.Run, log func(past.Run) story.Story, hide func(string) strin
 
 var historyColumns = []string{"RUN", "BEGAN", "COMMAND", "RESULT", "NODES", "TOOK", "AWAY", "WHAT"}
 
-// Cells are the run's ID, beginning, command, result, finished nodes, duration, longest
-// outage and target.
+// Cells are the run's ID, beginning, command, result, finished nodes, duration, longest outage and target.
 func (r HistoryRun) Cells() []string {
 	took := "-"
 	if !r.Finished.IsZero() {
@@ -459,8 +458,7 @@ type Trouble struct {
 	Runbook func(fault.Code) string
 }
 
-// WriteTrouble prints what happened, what is safe, what to type next, and where to read
-// more.
+// WriteTrouble prints what happened, what is safe, what to type next, and where to read more.
 func WriteTrouble(w io.Writer, t Trouble) error {
 	p := newPage(w)
 	p.lines(p.paint(red, "error:") + " " + t.Err.Error())

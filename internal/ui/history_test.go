@@ -206,8 +206,7 @@ func reached(s step.Step, goal string) step.Step {
 	return s
 }
 
-// late starts a little after its siblings: the order of events at the same moment is
-// random.
+// late starts a little after its siblings: the order of events at the same moment is random.
 func late(s step.Step) step.Step {
 	s = reached(s, "runs v1.13.9 build abcdef012345")
 	skip := s.Skip

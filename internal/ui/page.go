@@ -1,6 +1,5 @@
-// Package ui prints what other packages return: a [Progress] prints events on stderr as
-// they happen, and a Write function for each result prints it on stdout as text for
-// people or JSON for scripts.
+// Package ui prints what other packages return: a [Progress] prints events on stderr as they happen, and a Write
+// function for each result prints it on stdout as text for people or JSON for scripts.
 package ui
 
 import (
@@ -202,8 +201,7 @@ func (p *page) next(texts ...string) { p.wrapped("next: ", "      ", texts...) }
 
 func each[T, U any](list []T, f func(T) U) []U { return cluster.Each(list, f) }
 
-// widest is the maximum width of a column: one long name must not push everything else
-// off the screen.
+// widest is the maximum width of a column: one long name must not push everything else off the screen.
 const widest = 32
 
 type table []int
@@ -239,8 +237,7 @@ func (t table) joined(indent string, cells []string) string {
 	return line.String()
 }
 
-// row prints cells aligned with those of other rows. If that is too wide for the terminal,
-// it prints them like words.
+// row prints cells aligned with those of other rows. If that is too wide for the terminal, it prints them like words.
 func (p *page) row(t table, indent string, cells ...string) {
 	line := strings.TrimRight(t.joined(indent, cells), " ")
 	if p.columns == 0 || columns(line) <= p.columns {
@@ -392,8 +389,7 @@ func (p *page) facts(indent string, facts []Fact) {
 	}
 }
 
-// Progress prints the events of a run as plain lines, and records the result of each
-// node.
+// Progress prints the events of a run as plain lines, and records the result of each node.
 type Progress struct {
 	p     *page
 	start time.Time
@@ -407,8 +403,7 @@ func NewProgress(w io.Writer) *Progress {
 	return &Progress{p: newPage(w), start: time.Now(), noted: map[string]string{}}
 }
 
-// Fared returns the results of the nodes that the run has started, in order. Call it after
-// the run has ended.
+// Fared returns the results of the nodes that the run has started, in order. Call it after the run has ended.
 func (p *Progress) Fared() Fared { return faredOf(p.run.Story) }
 
 // Emit prints one event; the step engine calls it with one event at a time.
@@ -481,8 +476,7 @@ type NodeFared struct {
 	Gates string `json:"gates,omitempty"`
 	// Hooks is the same for a hook that failed or was interrupted.
 	Hooks string `json:"hooks,omitempty"`
-	// AwaySeconds is the time from the end of its drain until it was back, or its branch
-	// ended; 0 if it was never down.
+	// AwaySeconds is the time from the end of its drain until it was back, or its branch ended; 0 if it was never down.
 	AwaySeconds int `json:"awaySeconds,omitempty"`
 }
 

@@ -110,9 +110,8 @@ func TestDriftOfManyNodes(t *testing.T) {
 	}
 }
 
-// junitRules are the elements that Jenkins' schema of JUnit results allows below
-// each of those that recast writes, and the attributes that each has
-// (jenkinsci/xunit-plugin, types/model/xsd/junit-10.xsd).
+// junitRules are the elements that Jenkins' schema of JUnit results allows below each of those that recast writes, and
+// the attributes that each has (jenkinsci/xunit-plugin, types/model/xsd/junit-10.xsd).
 var junitRules = map[string]struct{ below, attrs []string }{
 	"testsuites": {[]string{"testsuite"}, []string{"name", "time", "tests", "failures", "errors"}},
 	"testsuite":  {[]string{"testsuite", "properties", "testcase", "system-out", "system-err"}, []string{"name", "tests", "failures", "errors", "group", "time", "skipped", "timestamp", "hostname", "id", "package", "file", "log", "url"}},
@@ -122,8 +121,7 @@ var junitRules = map[string]struct{ below, attrs []string }{
 	"system-out": {nil, nil},
 }
 
-// Any result, even one with characters that XML does not allow, is written as valid
-// JUnit results.
+// Any result, even one with characters that XML does not allow, is written as valid JUnit results.
 func TestJUnitIsReadable(t *testing.T) {
 	t.Parallel()
 	res := manyDrifts(4, 2)
@@ -322,8 +320,7 @@ func stringsOf(v reflect.Value) (out []string) {
 	return out
 }
 
-// requireWords: the text output has every text of the words, and the words have each of
-// those texts.
+// requireWords: the text output has every text of the words, and the words have each of those texts.
 func requireWords(t *testing.T, text string, words any, texts ...string) {
 	t.Helper()
 	all := stringsOf(reflect.ValueOf(words))
@@ -406,8 +403,7 @@ func TestForeignTextDoesNotControlTheTerminal(t *testing.T) {
 	must.Contain(t, "an error of several lines", out.String(), "\nand more\n")
 }
 
-// A terminal with colours gets only the colours of paint, and a text that is not from
-// recast can't add lines.
+// A terminal with colours gets only the colours of paint, and a text that is not from recast can't add lines.
 func TestColoursAreOurs(t *testing.T) {
 	t.Parallel()
 	const words = "disk\x1b[32m is fine\x1b[0m\nsafe: all of it"
@@ -512,8 +508,7 @@ func reflector(t *testing.T) *jsonschema.Reflector {
 	return r
 }
 
-// comments collects the comments of a file's structs and fields, in the form that the
-// reflector expects.
+// comments collects the comments of a file's structs and fields, in the form that the reflector expects.
 func comments(f *ast.File, pkg string, into map[string]string) {
 	for _, decl := range f.Decls {
 		gen, ok := decl.(*ast.GenDecl)

@@ -404,8 +404,7 @@ func diskFacts(n planning.NodePlan) []Fact {
 	return out
 }
 
-// sharedFacts removes the facts that all of several nodes have from the nodes, and returns them: they are printed
-// once.
+// sharedFacts removes the facts that all of several nodes have from the nodes, and returns them: they are printed once.
 func sharedFacts(nodes []NodeWords) []Fact {
 	if len(nodes) < 2 {
 		return nil

@@ -239,8 +239,7 @@ func many(nodes, changing int) planning.Plan {
 	return plan
 }
 
-// For a large cluster a plan shows what changes, and shows once what all changes have in
-// common.
+// For a large cluster a plan shows what changes, and shows once what all changes have in common.
 func TestPlanOfManyNodes(t *testing.T) {
 	t.Parallel()
 	for name, plan := range map[string]planning.Plan{"plan-of-500": many(500, 3), "plan-of-30": many(30, 30)} {
@@ -311,8 +310,7 @@ func TestPlanDrawsHooks(t *testing.T) {
 	})
 }
 
-// A step of a batch belongs to no node, and a node whose hook failed is not touched, or
-// done.
+// A step of a batch belongs to no node, and a node whose hook failed is not touched, or done.
 func TestReportDrawsHooks(t *testing.T) {
 	t.Parallel()
 	p := NewProgress(&bytes.Buffer{})
@@ -524,8 +522,7 @@ func TestWritePruneScratch(t *testing.T) {
 		"1 of 2 scratch VMs can go\n")
 }
 
-// writesPrune checks a report as text, and that it is the same after a round trip
-// through JSON.
+// writesPrune checks a report as text, and that it is the same after a round trip through JSON.
 func writesPrune(t *testing.T, rep pipeline.PruneReport, want string) {
 	t.Helper()
 	var text, data bytes.Buffer

@@ -501,8 +501,7 @@ func drawInitNodes(p *page, nodes []setup.InitNode) {
 	p.pasted("  ", rows)
 }
 
-// drawInitDrift prints what recast drift will report, and what that means if recast did not
-// build the images.
+// drawInitDrift prints what recast drift will report, and what that means if recast did not build the images.
 func drawInitDrift(p *page, res setup.InitResult) {
 	p.line("")
 	in, unknown := 0, false

@@ -284,9 +284,7 @@ func (w *Watcher) looked(now time.Time) string {
 
 // isDue reports whether it is time to ask Proxmox again, by either clock. The monotonic clock stands still while this
 // machine sleeps, and an old answer would pass for new.
-func (w *Watcher) isDue() bool {
-	return !w.now.Before(w.due) || !w.now.Round(0).Before(w.due.Round(0))
-}
+func (w *Watcher) isDue() bool { return !w.now.Before(w.due) || !w.now.Round(0).Before(w.due.Round(0)) }
 
 // pace sets when to ask Proxmox again, by the number of requests since the last call.
 func (w *Watcher) pace(least time.Duration) {

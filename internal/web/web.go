@@ -305,8 +305,7 @@ func (r *readings) done(key string, value any, err error) {
 	of.Value, of.At = value, time.Now()
 }
 
-// The times after which a page is fetched again: while something is being read, on the page of
-// the run, otherwise.
+// The times after which a page is fetched again: while something is being read, on the page of the run, otherwise.
 const (
 	soon    = 1
 	running = 2

@@ -155,8 +155,7 @@ func write(t testing.TB, path, text string) {
 
 var errDown = errors.New("read https://pve1:8006: " + secret + " was refused <script>alert(1)</script>")
 
-// Who may read a page: only the browser that has opened the first URL, at an address of
-// this machine.
+// Who may read a page: only the browser that has opened the first URL, at an address of this machine.
 func TestGuard(t *testing.T) {
 	t.Parallel()
 	v := open(t, options(t.TempDir(), "text"))
@@ -502,8 +501,7 @@ func TestHistoryPage(t *testing.T) {
 	})
 }
 
-// Every runbook is drawn, and its links lead to another one, or to where the documentation
-// is published.
+// Every runbook is drawn, and its links lead to another one, or to where the documentation is published.
 func TestRunbookPages(t *testing.T) {
 	t.Parallel()
 	v := open(t, options(t.TempDir(), "text"))
@@ -603,8 +601,7 @@ const (
 	maxPastMiB = 1000
 )
 
-// BenchmarkPages draws each page of a large cluster with a long history, while a run of all
-// its nodes is active.
+// BenchmarkPages draws each page of a large cluster with a long history, while a run of all its nodes is active.
 func BenchmarkPages(b *testing.B) {
 	dir := b.TempDir()
 	o := large(b, dir)

@@ -1,5 +1,4 @@
-// Package words formats parts of messages: shortened IDs, sizes, plurals, and values
-// quoted for a shell.
+// Package words formats parts of messages: shortened IDs, sizes, plurals, and values quoted for a shell.
 package words
 
 import (

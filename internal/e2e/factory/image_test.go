@@ -92,9 +92,8 @@ func index(one func(arch string) v1.Image) v1.ImageIndex {
 	return idx
 }
 
-// TestDiskImage: the real factory's disk image of a schematic is verified; each of its
-// corruptions is refused with its own words. QEMU and sfdisk make those that need the
-// disk in the file.
+// TestDiskImage: the real factory's disk image of a schematic is verified; each of its corruptions is refused with its
+// own words. QEMU and sfdisk make those that need the disk in the file.
 func TestDiskImage(t *testing.T) {
 	s := newStage(t)
 	s.setUp()
@@ -458,8 +457,7 @@ func (f *factoryServer) fingerprint(t *testing.T) string {
 	return checksum(block.Bytes)
 }
 
-// signsForSecureBoot is another cluster's directory with signed images. Then the factory
-// gets another key.
+// signsForSecureBoot is another cluster's directory with signed images. Then the factory gets another key.
 func (s *stage) signsForSecureBoot() {
 	s.tell("Secure Boot: images signed by the factory's key, of which the lock has the certificate")
 	lab := s.dir
@@ -608,8 +606,7 @@ func file(name string, mode fs.FileMode, content []byte) entry {
 	return entry{name: name, mode: mode, content: content}
 }
 
-// official publishes extensions and their list for a Talos version. It returns their
-// digests by name.
+// official publishes extensions and their list for a Talos version. It returns their digests by name.
 func (d *depot) official(t *testing.T, talos string, extensions ...extension) map[string]string {
 	t.Helper()
 	digests := map[string]string{}

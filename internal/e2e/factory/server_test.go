@@ -159,8 +159,7 @@ func complaints(log string) string {
 	return b.String()
 }
 
-// depot is a registry at 127.0.0.1, the only address for which container tools use plain
-// HTTP. Its blobs are on disk.
+// depot is a registry at 127.0.0.1, the only address for which container tools use plain HTTP. Its blobs are on disk.
 type depot struct {
 	addr    string
 	handler http.Handler
@@ -190,10 +189,9 @@ func newDepot(t *testing.T) *depot {
 	return d
 }
 
-// servesTLS serves the same at another address, with certificates of an authority. HTTP/2 is disabled:
-// of parallel uploads on one connection, this registry reads one at a time (the lock of PATCH in
-// go-containerregistry's pkg/registry/blobs.go), and the others' data would fill the connection's
-// window.
+// servesTLS serves the same at another address, with certificates of an authority. HTTP/2 is disabled: of parallel
+// uploads on one connection, this registry reads one at a time (the lock of PATCH in go-containerregistry's
+// pkg/registry/blobs.go), and the others' data would fill the connection's window.
 func (d *depot) servesTLS(t *testing.T, ca *authority) (addr string) {
 	t.Helper()
 	l := must(net.Listen("tcp", "127.0.0.1:0"))(t)
@@ -257,8 +255,7 @@ func digestOf(t *testing.T, what interface{ Digest() (v1.Hash, error) }) string 
 	return fmt.Sprint(h)
 }
 
-// front is the address of an Image Factory, in front of one or several processes like a
-// load balancer.
+// front is the address of an Image Factory, in front of one or several processes like a load balancer.
 type front struct {
 	addr, url string
 	images    atomic.Int64 // requests that make the factory build

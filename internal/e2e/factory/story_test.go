@@ -504,8 +504,7 @@ func fileSum(t *testing.T, path string) string {
 
 const kernelRelease = "6.18.5-talos"
 
-// talosFiles writes the imager container's /usr/install: a Talos that can't boot, in the
-// form that imager expects.
+// talosFiles writes the imager container's /usr/install: a Talos that can't boot, in the form that imager expects.
 func talosFiles(t *testing.T, dir string) {
 	t.Helper()
 	for _, arch := range architectures {
@@ -530,8 +529,7 @@ func imagerImage(t *testing.T, files string) v1.Image {
 	return image(t, "amd64", v1.Config{}, packed(t, entries...))
 }
 
-// installerBase is siderolabs/installer-base with two layers, of which imager replaces the
-// second.
+// installerBase is siderolabs/installer-base with two layers, of which imager replaces the second.
 func installerBase(t *testing.T, talos string) v1.ImageIndex {
 	t.Helper()
 	return index(func(arch string) v1.Image {

@@ -94,8 +94,7 @@ var changes = map[string]change{
 
 const digest = "0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
 
-// TestValues renders the chart with each value on its own: it does what it says, and
-// nothing else changes.
+// TestValues renders the chart with each value on its own: it does what it says, and nothing else changes.
 func TestValues(t *testing.T) {
 	t.Parallel()
 	c := load(t, chartDir)

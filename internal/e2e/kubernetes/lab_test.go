@@ -52,8 +52,7 @@ var speed = flag.String("speed", "20", "of the lab")
 
 const patience = 5 * time.Minute
 
-// user runs commands in the working directory of a lab whose objects are in a real control
-// plane.
+// user runs commands in the working directory of a lab whose objects are in a real control plane.
 type user struct {
 	t      *testing.T
 	plane  *plane.ControlPlane
@@ -230,9 +229,8 @@ func mustDo(t testing.TB, err error) {
 	}
 }
 
-// TestRoll rolls three control planes and two workers whose objects are in a real control
-// plane, with a claim in Proxmox and with one in Kubernetes, and upgrades their Kubernetes
-// to the next version.
+// TestRoll rolls three control planes and two workers whose objects are in a real control plane, with a claim in
+// Proxmox and with one in Kubernetes, and upgrades their Kubernetes to the next version.
 func TestRoll(t *testing.T) {
 	t.Parallel() // both mostly wait
 	plane := plane.Start(t)
@@ -269,8 +267,7 @@ func (s *scene) recreateAll() {
 	s.must(0, "drift", "5 nodes in sync")
 }
 
-// The Kubernetes version of the lab at first, and that of the real API server, which never
-// changes.
+// The Kubernetes version of the lab at first, and that of the real API server, which never changes.
 const before, after = "v1.36.1", "v1.37.1"
 
 // upgradeRefused are upgrades that end before anything restarts.
@@ -288,8 +285,7 @@ func (s *scene) upgradeRefused() {
 	s.t.Attr("kubernetes-troubles", "3")
 }
 
-// upgradeKubernetes upgrades the cluster to the version in recast.yaml, while the API
-// server is killed.
+// upgradeKubernetes upgrades the cluster to the version in recast.yaml, while the API server is killed.
 func (s *scene) upgradeKubernetes() {
 	s.waits(patient)
 	s.wantsKubernetes(after)
@@ -532,8 +528,7 @@ func (k *podWatch) until(what string, so func() bool) {
 
 const inPlace = "strategy: in-place\n  " + patient
 
-// claimInKubernetes rolls with a token that may read VMs but not change any, while a user
-// with another token tries to.
+// claimInKubernetes rolls with a token that may read VMs but not change any, while a user with another token tries to.
 func (s *scene) claimInKubernetes() {
 	poor, ends := s.stale()
 	defer func() { s.count += poor.count }()
@@ -704,8 +699,7 @@ func (s *scene) edit(change func(*corev1.Node)) {
 	}))
 }
 
-// pinned runs a pod that can only run on the worker, and waits until it does; change
-// modifies it.
+// pinned runs a pod that can only run on the worker, and waits until it does; change modifies it.
 func (s *scene) pinned(change func(*corev1.PodSpec)) (ends func()) {
 	s.t.Helper()
 	labels := map[string]string{"app": "pinned"}
@@ -805,9 +799,8 @@ var kinds = map[string]schema.GroupVersionResource{
 	"NetworkPolicy":      {Group: "networking.k8s.io", Version: "v1", Resource: "networkpolicies"},
 }
 
-// TestNightlyManifests applies the nightly check's manifests to a real API server, with
-// strict field validation, creates the resulting pod in a namespace with restricted pods,
-// and checks the permissions of the pod's account.
+// TestNightlyManifests applies the nightly check's manifests to a real API server, with strict field validation,
+// creates the resulting pod in a namespace with restricted pods, and checks the permissions of the pod's account.
 func TestNightlyManifests(t *testing.T) {
 	p := plane.Start(t)
 	job := apply(t, p, "../../../examples/kubernetes/drift-cronjob.yaml")

@@ -136,8 +136,7 @@ func (s *scene) serves() {
 	}
 }
 
-// holdAttachments blocks the detaching of the worker's volumes, like a storage that does
-// not answer, or unblocks it.
+// holdAttachments blocks the detaching of the worker's volumes, like a storage that does not answer, or unblocks it.
 func (s *scene) holdAttachments(hold bool) {
 	s.t.Helper()
 	const finalizer = "example.com/storage-does-not-answer"
@@ -233,8 +232,7 @@ const (
 	rollLine = "roll --yes --only " + target
 )
 
-// TestTroubles: the roll ends as the trouble says, and the same command finishes it once
-// the trouble is over.
+// TestTroubles: the roll ends as the trouble says, and the same command finishes it once the trouble is over.
 func TestTroubles(t *testing.T) {
 	t.Parallel() // both mostly wait
 	plane := plane.Start(t)
@@ -449,8 +447,7 @@ func (s *scene) cordoned() (ends func()) {
 	return func() { s.edit(func(n *corev1.Node) { n.Spec.Unschedulable = false }) }
 }
 
-// muteKubelet makes the API server reject that the worker's Node becomes Ready, or any
-// status from its kubelet.
+// muteKubelet makes the API server reject that the worker's Node becomes Ready, or any status from its kubelet.
 func (s *scene) muteKubelet(entirely bool) (ends func()) {
 	s.t.Helper()
 	// Until it is recreated, its kubelet reports what the machine runs now.
@@ -633,8 +630,7 @@ func (u *user) compareTables(c *kubernetes.Clientset, real printers.TableGenerat
 		cmpopts.IgnoreFields(metav1.ListMeta{}, "ResourceVersion"), cmpopts.IgnoreFields(metav1.TableColumnDefinition{}, "Description"))
 }
 
-// oddPods makes pods that no node fits, so that no kubelet touches them, in every state that a
-// pod's row tells apart.
+// oddPods makes pods that no node fits, so that no kubelet touches them, in every state that a pod's row tells apart.
 func (u *user) oddPods(c *kubernetes.Clientset) {
 	u.t.Helper()
 	always := corev1.ContainerRestartPolicyAlways

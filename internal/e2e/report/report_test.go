@@ -157,8 +157,7 @@ func TestPrint(t *testing.T) {
 
 const screenshot = "../../../docs/images/report.png"
 
-// TestScreenshot compares the documentation's screenshot with the report. To update it:
-// make e2e-report UPDATE=1.
+// TestScreenshot compares the documentation's screenshot with the report. To update it: make e2e-report UPDATE=1.
 func TestScreenshot(t *testing.T) {
 	ctx, _ := browser(t)
 	mustDo(t, chromedp.Run(ctx, chromedp.EmulateViewport(1100, 1500), scheme("light"), chromedp.Navigate(address(t, "roll"))))
@@ -337,9 +336,8 @@ status: {phase: Rolling, progress: {done: 4, total: 6, summary: 4/6, node: wk2, 
 	}
 }
 
-// TestUI opens the pages of recast ui as a person does: by the URL that it prints, on a
-// phone and on a desktop, in light and dark mode, with the keyboard alone, and while a roll
-// runs.
+// TestUI opens the pages of recast ui as a person does: by the URL that it prints, on a phone and on a desktop, in
+// light and dark mode, with the keyboard alone, and while a roll runs.
 func TestUI(t *testing.T) {
 	l := newLab(t)
 	first := l.start("http://127.0.0.1:", "ui", "--open=false")

@@ -17,9 +17,8 @@ import (
 	"time"
 )
 
-// boots is the maximum time until a machine of the lab answers again. talosctl must not
-// wait for one that powers itself off or wipes itself: it does not end if it misses the
-// event, which at the lab's speed lasts an eighth of a second.
+// boots is the maximum time until a machine of the lab answers again. talosctl must not wait for one that powers itself
+// off or wipes itself: it does not end if it misses the event, which at the lab's speed lasts an eighth of a second.
 const boots = 3 * time.Minute
 
 // TestTalosctl uses Sidero's talosctl on the lab's machines as a person does.
@@ -138,8 +137,7 @@ func newUser(t *testing.T) *user {
 	return u
 }
 
-// startLab starts a lab of three control planes and two workers with that version of Talos
-// in a separate process.
+// startLab starts a lab of three control planes and two workers with that version of Talos in a separate process.
 func startLab(t *testing.T, version string) *user {
 	t.Helper()
 	u := newUser(t)
@@ -167,8 +165,7 @@ func startLab(t *testing.T, version string) *user {
 	return nil
 }
 
-// findPlaces derives the machines' addresses from that of Proxmox, and reads the lab's
-// environment variables.
+// findPlaces derives the machines' addresses from that of Proxmox, and reads the lab's environment variables.
 func (u *user) findPlaces(version string) {
 	u.t.Helper()
 	config := must(os.ReadFile(filepath.Join(u.dir, "recast.yaml")))(u.t)
@@ -538,8 +535,7 @@ var renderings = map[string]rendering{
 	"a part goes":          {talos: "v1.13", all: []string{sysctls}, workers: []string{drops}},
 }
 
-// TestRendered: what recast renders is what talosctl gen config makes of the same secrets, patches
-// and versions.
+// TestRendered: what recast renders is what talosctl gen config makes of the same secrets, patches and versions.
 func TestRendered(t *testing.T) {
 	t.Parallel()
 	for name, r := range renderings {
@@ -816,9 +812,8 @@ func rollback() []command {
 	}
 }
 
-// maintenance puts wk2 into maintenance mode and brings it back. Control planes that
-// failed to connect to it back off for a while, each on its own: talosctl uses any of
-// them.
+// maintenance puts wk2 into maintenance mode and brings it back. Control planes that failed to connect to it back off
+// for a while, each on its own: talosctl uses any of them.
 func maintenance() []command {
 	return []command{
 		{line: "reset -n {wk2} --system-labels-to-wipe STATE --reboot --wait=false", within: boots},
@@ -853,9 +848,8 @@ func bareMaintenance() []command {
 	}
 }
 
-// kubernetes upgrades Kubernetes to a version that this release of Talos supports, and is
-// refused invalid upgrades; unsupported is one that this release does not know, "" if
-// there is none one step away.
+// kubernetes upgrades Kubernetes to a version that this release of Talos supports, and is refused invalid upgrades;
+// unsupported is one that this release does not know, "" if there is none one step away.
 func kubernetes(to, unsupported string) []command {
 	all := []command{
 		{line: "upgrade-k8s -n {wk1} --to " + to, code: 1, errs: []string{`kubeconfig is only available on control plane nodes`}},

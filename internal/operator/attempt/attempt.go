@@ -831,9 +831,7 @@ type trouble struct {
 }
 
 // String returns the error with its remedy, on one line.
-func (t trouble) String() string {
-	return strings.Join(append([]string{t.Error}, t.Hints...), "; ")
-}
+func (t trouble) String() string { return strings.Join(append([]string{t.Error}, t.Hints...), "; ") }
 
 // run runs recast to its end. An error means that recast could not be run at all.
 func (r Recast) run(ctx context.Context, onEvent func(event), args ...string) (ended, error) {

@@ -173,11 +173,10 @@ func (r Recast) unpackPlan(dir string) ([]byte, error) {
 // takeOverPatience is how long a roll waits for the Kubernetes API before it begins without the API.
 const takeOverPatience = 30 * time.Second
 
-// takeOver prepares for continuing the work of an earlier pod of this Job: an evicted pod is replaced by a pod with
-// the same task. takeOver removes the outcome that the earlier pod may have reported, and reads what the pod has
-// done. If the API is unreachable, the task is used unchanged: without --continue recast refuses a plan that has
-// begun, which changes nothing; with --continue recast would accept nodes that someone else has changed since the
-// approval.
+// takeOver prepares for continuing the work of an earlier pod of this Job: an evicted pod is replaced by a pod with the
+// same task. takeOver removes the outcome that the earlier pod may have reported, and reads what the pod has done. If
+// the API is unreachable, the task is used unchanged: without --continue recast refuses a plan that has begun, which
+// changes nothing; with --continue recast would accept nodes that someone else has changed since the approval.
 func (a *Attempt) takeOver(ctx context.Context) error {
 	a.begun = a.Continue
 	r := &v1alpha1.ImageRoll{ObjectMeta: metav1.ObjectMeta{Namespace: a.Namespace, Name: a.Roll}}

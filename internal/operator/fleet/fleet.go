@@ -1,6 +1,5 @@
 // Package fleet rolls many TalosClusters: it has the reconciler of FleetRolls. The reconciler makes an ImageRoll for
-// each cluster in turn. It keeps its state in the status of the FleetRoll, so the operator
-// may be killed at any point.
+// each cluster in turn. It keeps its state in the status of the FleetRoll, so the operator may be killed at any point.
 package fleet
 
 import (
@@ -911,8 +910,7 @@ func (r *Reconciler) SetupWithManager(mgr ctrl.Manager) error {
 		Complete(reconcile.Func(r.orAgain))
 }
 
-// orAgain reconciles. If the cache was outdated, it reconciles again soon: that is expected, and no error to be
-// logged.
+// orAgain reconciles. If the cache was outdated, it reconciles again soon: that is expected, and no error to be logged.
 func (r *Reconciler) orAgain(ctx context.Context, req reconcile.Request) (reconcile.Result, error) {
 	result, err := r.Reconcile(ctx, req)
 	if apierrors.IsConflict(err) {

@@ -539,8 +539,7 @@ func TestRollName(t *testing.T) {
 		"%s and %s, want two names of 50 characters", one, other)
 }
 
-// members reads "a1@oslo:done b1@oslo"; a member's first letter is its stage. Those that ended
-// did so at start.
+// members reads "a1@oslo:done b1@oslo"; a member's first letter is its stage. Those that ended did so at start.
 func members(text string) []v1alpha1.Member {
 	phases := map[string]v1alpha1.MemberPhase{
 		"": v1alpha1.MemberWaiting, "running": v1alpha1.MemberRunning, "done": v1alpha1.MemberDone, "failed": v1alpha1.MemberFailed,
@@ -792,8 +791,7 @@ func (s *simulation) person(d decision) {
 	}
 }
 
-// TestSimulation: whatever a fleet looks like, limits, order and threshold are kept, and it
-// ends or waits for a person.
+// TestSimulation: whatever a fleet looks like, limits, order and threshold are kept, and it ends or waits for a person.
 func TestSimulation(t *testing.T) {
 	t.Parallel()
 	ends := map[string]int{}

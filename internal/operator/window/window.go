@@ -83,8 +83,7 @@ func (set Set) Next(now time.Time) time.Time {
 }
 
 const (
-	// farthest limits how far Next looks ahead: 29 February comes only after 8 years if a century year is no leap
-	// year.
+	// farthest limits how far Next looks ahead: 29 February comes only after 8 years if a century year is no leap year.
 	farthest = 9 // years
 	// wildcard is the bit by which package cron marks a field with "*" or "*/n".
 	wildcard = 1 << 63

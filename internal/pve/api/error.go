@@ -51,9 +51,7 @@ func (e *Error) Error() string {
 }
 
 // Said returns the server's message: that of the body, which proxies do not lose, or else that of the status line.
-func (e *Error) Said() string {
-	return cmp.Or(e.Message, e.Reason)
-}
+func (e *Error) Said() string { return cmp.Or(e.Message, e.Reason) }
 
 // text returns the server's whole answer, in which callers look for known wordings.
 func (e *Error) text() string {

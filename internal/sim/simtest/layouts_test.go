@@ -92,9 +92,7 @@ func (l *layoutLab) protect() {
 	}
 }
 
-func (l *layoutLab) vm() world.VM {
-	return valueOf(l.World.LookupVM(l.node.Host, l.node.VMID))(l.t)
-}
+func (l *layoutLab) vm() world.VM { return valueOf(l.World.LookupVM(l.node.Host, l.node.VMID))(l.t) }
 
 // shape is the VM's configuration without what a roll may change: names of volumes, the system disk, regenerated
 // values, the mark of the run, and the boot ISO's CD drive, which stays empty if the VM had none.

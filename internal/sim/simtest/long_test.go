@@ -549,9 +549,7 @@ func (c *Client) killedAt(t testing.TB, m moment, do func(ctx context.Context) e
 	requireKilled(t, dead.Load(), err, m.String())
 }
 
-func (c *Client) rollKilled(m moment, policy planning.Policy) {
-	c.killedAt(c.lab.t, m, c.roll(policy))
-}
+func (c *Client) rollKilled(m moment, policy planning.Policy) { c.killedAt(c.lab.t, m, c.roll(policy)) }
 
 func (l *Lab) rollKilledWhen(at string) { l.Client().rollKilled(before(at), planning.Policy{}) }
 

@@ -326,9 +326,7 @@ func (l *Lab) plan(policy planning.Policy) planning.Plan {
 	return valueOf(l.Client().Plan(l.t.Context(), policy))(l.t)
 }
 
-func (l *Lab) status() pipeline.StatusResult {
-	return valueOf(l.Client().Status(l.t.Context()))(l.t)
-}
+func (l *Lab) status() pipeline.StatusResult { return valueOf(l.Client().Status(l.t.Context()))(l.t) }
 
 func (l *Lab) drift() pipeline.DriftResult { return valueOf(l.Client().Drift(l.t.Context()))(l.t) }
 

@@ -45,8 +45,7 @@ func (b builder) runs(args ...string) string {
 	return strings.TrimSpace(out.String())
 }
 
-// base replaces the Containerfile's base image, which tests do not fetch: CA certificates
-// and a user.
+// base replaces the Containerfile's base image, which tests do not fetch: CA certificates and a user.
 func (b builder) base() string {
 	b.t.Helper()
 	c := b.runs("from", "scratch")

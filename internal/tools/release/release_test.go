@@ -1,6 +1,5 @@
-// Package release checks the artefacts of a release, which make release-snapshot leaves in
-// dist. It is a module of its own, because goreleaser needs other dependencies than
-// recast's other tools.
+// Package release checks the artefacts of a release, which make release-snapshot leaves in dist. It is a module of its
+// own, because goreleaser needs other dependencies than recast's other tools.
 package release
 
 import (
@@ -48,8 +47,7 @@ type member struct {
 	bytes  []byte
 }
 
-// opened caches the archives: they are large, and the tests that read them run
-// sequentially.
+// opened caches the archives: they are large, and the tests that read them run sequentially.
 var opened []archive
 
 // released opens the archives of the release.
@@ -96,8 +94,7 @@ func unpack(t *testing.T, file string) map[string]member {
 	}
 }
 
-// TestArchives checks each archive: a stripped binary of its platform, and the files that
-// packagers need.
+// TestArchives checks each archive: a stripped binary of its platform, and the files that packagers need.
 func TestArchives(t *testing.T) {
 	for _, a := range released(t) {
 		t.Run(a.platform, func(t *testing.T) {

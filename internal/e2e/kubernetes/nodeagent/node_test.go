@@ -100,8 +100,7 @@ func (w world) jobSucceeds() {
 	}
 }
 
-// failOn fails a Job if its container ends with that code; a pod that was evicted does
-// not count.
+// failOn fails a Job if its container ends with that code; a pod that was evicted does not count.
 func failOn(code int32) *batchv1.PodFailurePolicy {
 	return &batchv1.PodFailurePolicy{Rules: []batchv1.PodFailurePolicyRule{
 		{
@@ -149,8 +148,7 @@ func (w world) oomKilled() {
 	}
 }
 
-// evicted evicts the pod of a Job, whose program then ends with the code that would fail
-// the Job.
+// evicted evicts the pod of a Job, whose program then ends with the code that would fail the Job.
 func (w world) evicted() {
 	w.job("evicted", func(j *batchv1.JobSpec) {
 		j.Template.Spec = spec("run", "4")
@@ -560,8 +558,7 @@ func (w world) podsOf(job string) []corev1.Pod {
 	return list.Items
 }
 
-// programPath is where this test's binary is in its image. By that name it is the
-// containers' program.
+// programPath is where this test's binary is in its image. By that name it is the containers' program.
 const programPath = "/usr/bin/program"
 
 func TestMain(m *testing.M) {
@@ -630,8 +627,7 @@ type seen struct {
 	Hostname, Dir string
 	Args          []string
 	Env           map[string]string
-	// Files are the contents of files, the errors of those that could not be read or
-	// written, and "written".
+	// Files are the contents of files, the errors of those that could not be read or written, and "written".
 	Files map[string]string
 }
 

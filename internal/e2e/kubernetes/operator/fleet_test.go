@@ -191,8 +191,7 @@ type fleet struct {
 
 var thousand = flag.Bool("thousand", false, "let the fleet grow to 1,000 clusters, which takes ten minutes")
 
-// TestFleet rolls a hundred clusters in ten sites, and then a thousand if that is asked for, and measures the
-// operator.
+// TestFleet rolls a hundred clusters in ten sites, and then a thousand if that is asked for, and measures the operator.
 func TestFleet(t *testing.T) {
 	h := newEmptyHouse(t, "fleet.md")
 	h.namespace = "fleet"

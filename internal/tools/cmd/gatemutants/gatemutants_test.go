@@ -44,8 +44,7 @@ func other(n *gate) error {
 }
 `
 
-// TestMutate: each condition of a gate lets through what it refused, and a gate's call is
-// a mutant wherever it is.
+// TestMutate: each condition of a gate lets through what it refused, and a gate's call is a mutant wherever it is.
 func TestMutate(t *testing.T) {
 	dir := t.TempDir()
 	if err := os.WriteFile(filepath.Join(dir, "x.go"), []byte(source), 0o600); err != nil {

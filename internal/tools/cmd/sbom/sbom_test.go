@@ -14,8 +14,7 @@ import (
 	"github.com/xeipuuv/gojsonschema"
 )
 
-// TestOwnBill makes a bill of this test binary and validates it against CycloneDX's
-// schema.
+// TestOwnBill makes a bill of this test binary and validates it against CycloneDX's schema.
 func TestOwnBill(t *testing.T) {
 	t.Parallel()
 	self, err := os.Executable()

@@ -18,8 +18,7 @@ func TestMain(m *testing.M) {
 	m.Run()
 }
 
-// goTest runs the tests of one file in their own module and passes the go test -json
-// output to run.
+// goTest runs the tests of one file in their own module and passes the go test -json output to run.
 func goTest(t *testing.T, test string, args ...string) (code int, out string) {
 	t.Helper()
 	dir := t.TempDir()
