@@ -51,9 +51,7 @@ type UpgradeKubernetesReport struct {
 // After an interruption, nodes may have two versions; the next UpgradeKubernetes continues.
 func UpgradeKubernetes(ctx context.Context, p Project, m Machines, run *step.Runner, o UpgradeKubernetesOptions) (rep UpgradeKubernetesReport, err error) {
 	rep = UpgradeKubernetesReport{Started: time.Now(), DryRun: o.DryRun, Outcome: "nothing to do"}
-	if o.To == "" {
-		o.To = p.Config.Kubernetes.Version
-	}
+	o.To = cmp.Or(o.To, p.Config.Kubernetes.Version)
 	if o.To == "" {
 		return rep, fault.WithHint(fault.Configf("no Kubernetes version is given"), "recast upgrade-k8s --to v1.35.4, or kubernetes.version in recast.yaml")
 	}

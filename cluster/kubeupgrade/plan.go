@@ -751,14 +751,13 @@ func (u *Upgrade) finish(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("list Kubernetes nodes: %w", err)
 	}
-	var others []string
-	for _, k := range nodes {
-		if v, err := cluster.ParseVersion(k.KubeletVersion); err != nil || v.String() != u.Plan.To {
-			others = append(others, fmt.Sprintf("%s runs %s", k.Name, k.KubeletVersion))
-		}
-	}
+	others := cluster.Where(nodes, func(k cluster.KubeNode) bool {
+		v, err := cluster.ParseVersion(k.KubeletVersion)
+		return err != nil || v.String() != u.Plan.To
+	})
 	if len(others) > 0 {
-		return fault.WithHint(fmt.Errorf("not all nodes run %s: %s", u.Plan.To, strings.Join(others, ", ")),
+		run := cluster.Each(others, func(k cluster.KubeNode) string { return k.Name + " runs " + k.KubeletVersion })
+		return fault.WithHint(fmt.Errorf("not all nodes run %s: %s", u.Plan.To, strings.Join(run, ", ")),
 			"a node that joined meanwhile is brought along by the same command again; its machine configuration should name the new version from the start")
 	}
 	return nil

@@ -388,15 +388,10 @@ func (o Observation) Hidden(vm cluster.VM) (out []string) {
 	if err != nil {
 		return nil // already refused for that
 	}
-	var exposed []string
-	for _, d := range disks {
-		if !d.CDROM && !d.CSI() && d.Storage() != "" && !o.Local(d.Storage()) {
-			exposed = append(exposed, fmt.Sprintf("%s (%s)", d.Key, d.Volid))
-		}
-	}
+	exposed := cluster.Where(disks, func(d cluster.Disk) bool { return !d.CDROM && !d.CSI() && d.Storage() != "" && !o.Local(d.Storage()) })
 	if len(exposed) > 0 {
 		out = append(out, fmt.Sprintf("%s: whether one of them uses %s too, on a storage that is not known to be local, can't be determined: bring %s back first",
-			o.Away.Error(), strings.Join(exposed, ", "), o.Away.Names()))
+			o.Away.Error(), strings.Join(cluster.Each(exposed, func(d cluster.Disk) string { return fmt.Sprintf("%s (%s)", d.Key, d.Volid) }), ", "), o.Away.Names()))
 	}
 	numbered := cluster.Where(o.Away.VMs, func(vm cluster.VM) bool { return slices.Contains(o.ParkingIDs, vm.ID) })
 	if len(numbered) > 0 {

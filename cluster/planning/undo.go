@@ -178,12 +178,10 @@ func nodesOf(runs []Replacing) (nodes []string) {
 
 func (u Undone) named(open, finished []Replacing) (ofOpen, ofFinished []Replacing, err error) {
 	all := slices.Concat(open, finished)
-	var found []string
-	for _, r := range all {
-		if r.Run == u.Run || strings.Contains(r.Run, u.Run) && !slices.ContainsFunc(all, func(o Replacing) bool { return o.Run == u.Run }) {
-			found = append(found, r.Run)
-		}
-	}
+	runs := cluster.Each(all, func(r Replacing) string { return r.Run })
+	found := cluster.Where(runs, func(run string) bool {
+		return run == u.Run || strings.Contains(run, u.Run) && !slices.Contains(runs, u.Run)
+	})
 	slices.Sort(found)
 	switch found = slices.Compact(found); {
 	case len(found) > 1:

@@ -87,10 +87,9 @@ func (r *Rehearser) Steps(p planning.Plan) []step.Step {
 	if len(byHost) == 0 {
 		return steps
 	}
-	var branches []step.Step
-	for _, host := range slices.Sorted(maps.Keys(byHost)) {
-		branches = append(branches, step.Step{ID: host, Title: "on " + host, Steps: step.List(byHost[host]...)})
-	}
+	branches := cluster.Each(slices.Sorted(maps.Keys(byHost)), func(host string) step.Step {
+		return step.Step{ID: host, Title: "on " + host, Steps: step.List(byHost[host]...)}
+	})
 	all.Limit, all.Steps = len(branches), step.List(branches...)
 	return append(steps, all)
 }

@@ -358,12 +358,8 @@ func (c Candidate) slotsOf(d cluster.Disk) []slot {
 		if vm.ID == c.VM.ID || !mentions(vm, d) {
 			continue
 		}
-		var there []slot
-		for _, other := range drives(vm) {
-			if !other.Pod && cluster.SameVolume(d, other, storages) {
-				there = append(there, c.slot(vm, other))
-			}
-		}
+		same := cluster.Where(drives(vm), func(other cluster.Disk) bool { return !other.Pod && cluster.SameVolume(d, other, storages) })
+		there := cluster.Each(same, func(other cluster.Disk) slot { return c.slot(vm, other) })
 		if vm.ID == c.Holder && vm.Running {
 			for j := range there {
 				there[j].holds, there[j].rank = true, there[j].rank-500

@@ -154,12 +154,10 @@ func (s Survey) Needs(wanted []cluster.Wanted, assessments []Assessment) (needs 
 			needs = needs.With(NeedsToRoll(w.ISOStorages, nil, strategy)).With(NeedsToPublish(nil, w.DiskStorages))
 			continue
 		}
-		var disks []planning.DiskPlan
-		for _, d := range a.disks {
-			if !d.CDROM && (strategy.DeletesVM() || d.Key == a.System || a.System == "") {
-				disks = append(disks, planning.DiskPlan{Key: d.Key, Volid: d.Volid})
-			}
-		}
+		replaced := cluster.Where(a.disks, func(d cluster.Disk) bool {
+			return !d.CDROM && (strategy.DeletesVM() || d.Key == a.System || a.System == "")
+		})
+		disks := cluster.Each(replaced, func(d cluster.Disk) planning.DiskPlan { return planning.DiskPlan{Key: d.Key, Volid: d.Volid} })
 		needs.common([]string{f.VM.Host})
 		if !strategy.KeepsVM() { // a roll of in-place nodes alone can use a Lease
 			needs.claim()

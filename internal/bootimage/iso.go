@@ -2,6 +2,7 @@ package bootimage
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/sha256"
 	"encoding/binary"
 	"encoding/hex"
@@ -888,9 +889,7 @@ func (f *fat32) list(cluster uint32) ([]fatEntry, error) {
 			name: long, short: shortName(b[:11]), dir: attributes&fatDirectory != 0, size: int64(binary.LittleEndian.Uint32(b[28:])),
 			cluster: uint32(binary.LittleEndian.Uint16(b[20:]))<<16 | uint32(binary.LittleEndian.Uint16(b[26:])),
 		}
-		if e.name == "" {
-			e.name = e.short
-		}
+		e.name = cmp.Or(e.name, e.short)
 		long = ""
 		found = append(found, e)
 	}

@@ -5,6 +5,7 @@ package imager
 import (
 	"archive/tar"
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -74,12 +75,8 @@ func New(o Options) (*Client, error) {
 			return o.Run(ctx, p.args, stdin)
 		}
 	}
-	if c.image == "" {
-		c.image = DefaultImage
-	}
-	if c.timeout == 0 {
-		c.timeout = 30 * time.Minute
-	}
+	c.image = cmp.Or(c.image, DefaultImage)
+	c.timeout = cmp.Or(c.timeout, 30*time.Minute)
 	return c, nil
 }
 

@@ -69,9 +69,7 @@ type Client struct {
 
 // New returns a client without connecting. A malformed repository is an error of kind Config.
 func New(o Options) (*Client, error) {
-	if o.Extensions == "" {
-		o.Extensions = OfficialExtensions
-	}
+	o.Extensions = cmp.Or(o.Extensions, OfficialExtensions)
 	repository, err := name.NewRepository(o.Extensions)
 	if err != nil {
 		return nil, fault.Configf("list of official extensions: %w", err)

@@ -590,11 +590,9 @@ func drawBlock(p *page, block string) {
 func WriteAdopt(w io.Writer, format string, res adopt.Result) error {
 	return write(w, format, res, func(p *page) {
 		p.line("cluster %s: %s, Talos %s, from Terraform", res.Cluster, words.Counted(len(res.Nodes), "node"), res.Talos)
-		var rows [][]string
-		for _, n := range res.Nodes {
-			rows = append(rows, []string{n.Name, cmp.Or(n.Role, "role not told"), fmt.Sprintf("VM %d on %s", n.VMID, n.Host), cmp.Or(n.Class, "no class"), strings.Join(n.Disks, ", ")})
-		}
-		p.pasted("  ", rows)
+		p.pasted("  ", each(res.Nodes, func(n adopt.Node) []string {
+			return []string{n.Name, cmp.Or(n.Role, "role not told"), fmt.Sprintf("VM %d on %s", n.VMID, n.Host), cmp.Or(n.Class, "no class"), strings.Join(n.Disks, ", ")}
+		}))
 		p.wrapped("  left out: ", "    ", res.Left...)
 		if len(res.Questions) > 0 {
 			p.line("")

@@ -183,12 +183,8 @@ func (in *adoption) proxmox() {
 		return cluster.Where([]string{in.need("", told, what, flag, command)}, func(text string) bool { return text != "" })
 	}
 	d.Endpoints = list(in.Endpoints, in.doc.Endpoints, "where the Proxmox API is", "--endpoint https://pve1.example:8006", "grep -rE '(endpoint|pm_api_url) *=' *.tf, or $PROXMOX_VE_ENDPOINT")
-	var isos []string
-	for _, im := range in.doc.Images {
-		if im.ISO {
-			isos = append(isos, im.Storage)
-		}
-	}
+	images := cluster.Where(in.doc.Images, func(im terraform.Image) bool { return im.ISO })
+	isos := cluster.Each(images, func(im terraform.Image) string { return im.Storage })
 	d.ISOStorage = list(in.ISOStorage, isos, "which storage takes the boot ISOs", "--iso-storage STORAGE", "pvesm status --content iso, as root on a Proxmox node")
 	vmids := in.need(in.VMIDs, nil, "which unused VMIDs recast may have for its own VMs", "--vmids 9000-9099", "pvesh get /cluster/resources --type vm, as root on a Proxmox node, lists those in use")
 	if vmids == "" {
@@ -657,9 +653,7 @@ func (in *adoption) describe() {
 			in.ask("kubectl get nodes -o wide", "do the nodes have the names of their VMs?")
 		}
 		role := n.Role
-		if role == "" {
-			role = "role not told"
-		}
+		role = cmp.Or(role, "role not told")
 		in.draft.Nodes = append(in.draft.Nodes, config.DraftNode{
 			Name: n.Name, VMID: int(n.VMID), Class: n.Class, Host: n.Host, Holder: int(n.Holder), Note: role + ", " + n.Address,
 		})

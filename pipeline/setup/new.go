@@ -1,6 +1,7 @@
 package setup
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -129,9 +130,7 @@ func (in *newCluster) look(ctx context.Context) error {
 
 func (in *newCluster) versions(ctx context.Context) (err error) {
 	d := &in.draft
-	if in.Talos == "" {
-		in.Talos = in.makes.Talos
-	}
+	in.Talos = cmp.Or(in.Talos, in.makes.Talos)
 	in.Talos = "v" + strings.TrimPrefix(in.Talos, "v")
 	d.Talos = in.Talos
 	d.Kubernetes, err = in.makes.Kubernetes(in.Talos, in.Kubernetes)

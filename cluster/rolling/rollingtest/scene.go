@@ -98,9 +98,7 @@ func (s *Scene) Ready() {
 		return
 	}
 	memory, err := s.Mem.Pack()
-	if s.Rec.Memory == "" {
-		s.Rec.Memory = memory
-	}
+	s.Rec.Memory = cmp.Or(s.Rec.Memory, memory)
 	description, errDescription := s.Rec.Description()
 	if err := errors.Join(err, errDescription); err != nil {
 		panic(err)
