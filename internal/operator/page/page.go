@@ -491,7 +491,7 @@ type clustersView struct {
 func (l look) clusters(ctx context.Context) (string, frame.View, error) {
 	var clusters v1alpha1.TalosClusterList
 	var rolls v1alpha1.ImageRollList
-	if err := cmp.Or(l.list(ctx, &clusters), l.list(ctx, &rolls)); err != nil {
+	if err := errors.Join(l.list(ctx, &clusters), l.list(ctx, &rolls)); err != nil {
 		return "", frame.View{}, err
 	}
 	fleets, err := l.fleetLines(ctx, func(f *v1alpha1.FleetRoll) bool { return !over(f) })

@@ -71,7 +71,6 @@ func drawn[E any](list []E, n int, seed uint64, name string) []E {
 }
 
 type reference struct {
-	points  []point
 	dump    string
 	secrets *talosapi.Cluster // shared, so that two worlds can be compared
 }

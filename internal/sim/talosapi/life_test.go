@@ -19,7 +19,6 @@ import (
 	machineapi "github.com/siderolabs/talos/pkg/machinery/api/machine"
 	"github.com/siderolabs/talos/pkg/machinery/client"
 	"github.com/siderolabs/talos/pkg/machinery/resources/config"
-	configres "github.com/siderolabs/talos/pkg/machinery/resources/config"
 	"github.com/siderolabs/talos/pkg/machinery/resources/runtime"
 	"github.com/siderolabs/talos/pkg/machinery/role"
 	"google.golang.org/grpc/codes"
@@ -499,7 +498,7 @@ func TestTriedConfiguration(t *testing.T) {
 // installerOf is "old" or "new", from the active configuration.
 func installerOf(t *testing.T, c *client.Client) string {
 	t.Helper()
-	cfg := must.Get(get[*configres.MachineConfig](t.Context(), c, configres.NewMachineConfig(nil).Metadata()))(t)
+	cfg := must.Get(get[*config.MachineConfig](t.Context(), c, config.NewMachineConfig(nil).Metadata()))(t)
 	ref := cfg.Config().Machine().Install().Image()
 	return map[string]string{oldRef: "old", newRef: "new"}[ref]
 }
