@@ -6,6 +6,7 @@ package page
 import (
 	"cmp"
 	"context"
+	"errors"
 	"embed"
 	"encoding/json"
 	"fmt"
