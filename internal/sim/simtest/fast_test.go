@@ -355,7 +355,7 @@ func TestRounds(t *testing.T) {
 	}
 	eachIn(t, options, map[string]story{"worker, recreate": {"wk1", cluster.Recreate, false, 120, 199}}, play)
 	eachLongIn(t, options, map[string]story{
-		"worker with a holder, recreate": {"wk1", cluster.Recreate, true, 105, 185},
+		"worker with a holder, recreate": {"wk1", cluster.Recreate, true, 107, 186},
 		"worker, reimage":                {"wk1", cluster.Reimage, false, 60, 139},
 		"control plane, recreate":        {"cp1", cluster.Recreate, false, 110, 268},
 	}, play)
