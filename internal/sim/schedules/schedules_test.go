@@ -1,3 +1,7 @@
+// As in simtest: no test is about ML-KEM.
+//
+//go:debug tlsmlkem=0
+
 package schedules
 
 import (
