@@ -85,12 +85,9 @@ func (d Disk) NameLine(vm VM, shown bool) string {
 
 // Identity identifies the content of one of the machine's disks by labels and UUIDs; "" if the disk has none.
 func (m Machine) Identity(device string) string {
-	var names []string
-	for _, v := range m.Volumes {
-		if v.Disk == device {
-			names = append(names, strings.ToLower(strings.Join([]string{v.Label, v.PartitionUUID, v.FilesystemUUID, v.FilesystemLabel}, "/")))
-		}
-	}
+	names := Each(Where(m.Volumes, func(v Volume) bool { return v.Disk == device }), func(v Volume) string {
+		return strings.ToLower(strings.Join([]string{v.Label, v.PartitionUUID, v.FilesystemUUID, v.FilesystemLabel}, "/"))
+	})
 	slices.Sort(names)
 	return strings.Trim(strings.Join(names, " "), " /")
 }

@@ -396,6 +396,7 @@ func TestTheNewBootOrder(t *testing.T) {
 		"order=scsi0;hostpci0;usb1;net9": "order=scsi0;ide2;hostpci0;usb1;net9",
 		" ":                              "order=scsi0;ide2", // of a VM whose disks were all reassigned
 		"order= ":                        "order=scsi0;ide2",
+		"order=scsi0;net0;net0":          "order=scsi0;ide2;net0",
 	} {
 		must.Equal(t, old, want, bootOrder(old, "scsi0", "ide2"))
 	}

@@ -162,9 +162,13 @@ func (r *Replace) systemDisk(disks []cluster.Disk) (cluster.Disk, error) {
 // bootOrder puts the system disk first and the CD drive second: a blank disk does not boot, and an installed one takes
 // precedence over an ISO still in the drive. cd is "" if there is no CD drive to boot from.
 func bootOrder(old, system, cd string) string {
-	order := slices.DeleteFunc([]string{system, cd}, func(key string) bool { return key == "" })
-	others := cluster.Where(cluster.BootDevices(old), func(key string) bool { return !slices.Contains(order, key) })
-	return "order=" + strings.Join(append(order, others...), ";")
+	var order []string
+	for _, key := range append([]string{system, cd}, cluster.BootDevices(old)...) {
+		if key != "" && !slices.Contains(order, key) {
+			order = append(order, key)
+		}
+	}
+	return "order=" + strings.Join(order, ";")
 }
 
 func (r *Replace) systemGiven(ctx context.Context) (string, error) {

@@ -423,12 +423,10 @@ func planCreate(n *NodePlan, o observe.Observation) {
 }
 
 func describe(vm cluster.VM, w cluster.Wanted) string {
-	var out []string
-	for _, key := range slices.Sorted(maps.Keys(vm.Config)) {
-		if !cluster.IsDiskKey(key) && key != "name" && key != "smbios1" && key != "ide0" {
-			out = append(out, key+" "+vm.Config[key])
-		}
-	}
+	keys := cluster.Where(slices.Sorted(maps.Keys(vm.Config)), func(key string) bool {
+		return !cluster.IsDiskKey(key) && key != "name" && key != "smbios1" && key != "ide0"
+	})
+	out := cluster.Each(keys, func(key string) string { return key + " " + vm.Config[key] })
 	for _, d := range w.Shape.Disks {
 		size := d.SizeGiB
 		if d.Key == w.SystemDisk {

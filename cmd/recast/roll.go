@@ -704,11 +704,14 @@ func pruneKinds(c *cobra.Command, o *pipeline.PruneOptions, keepDisks int) error
 }
 
 func runPrune(c *cobra.Command, s *streams, g *globals, o pipeline.PruneOptions, yes bool, out string) error {
-	return using(s, g, connectProxmox, func(p pipeline.Project, px *pve.Client, cl *closers) (err error) {
-		ctx := c.Context()
+	ctx := c.Context()
+	connect := func(s *streams, p pipeline.Project, cl *closers) (*pve.Client, error) {
 		if o.Removed == "" {
 			learnLocks(ctx, s, p)
 		}
+		return connectProxmox(s, p, cl)
+	}
+	return using(s, g, connect, func(p pipeline.Project, px *pve.Client, cl *closers) (err error) {
 		if o.Only == pipeline.PruneMirror {
 			if o.Mirror, err = connectRegistry(s, p, cl); err != nil {
 				return err

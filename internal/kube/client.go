@@ -857,11 +857,8 @@ func (c *Client) talosPlans(ctx context.Context, groups []metav1.APIGroup) ([]st
 	if err != nil {
 		return nil, err
 	}
-	var owners []string
-	for _, p := range plans {
-		if strings.Contains(strings.ToLower(p.Metadata.Name+string(p.Spec)), "talos") {
-			owners = append(owners, foreign.Line(fmt.Sprintf("system-upgrade-controller's Plan %s/%s, which mentions Talos", p.Metadata.Namespace, p.Metadata.Name)))
-		}
-	}
-	return owners, nil
+	owners := cluster.Where(plans, func(p plan) bool { return strings.Contains(strings.ToLower(p.Metadata.Name+string(p.Spec)), "talos") })
+	return cluster.Each(owners, func(p plan) string {
+		return foreign.Line(fmt.Sprintf("system-upgrade-controller's Plan %s/%s, which mentions Talos", p.Metadata.Namespace, p.Metadata.Name))
+	}), nil
 }

@@ -452,12 +452,8 @@ func (n mayastorNode) standing(pools []mayastorPoolState) replica.Node {
 	if n.State.Status != mayastorOnline {
 		out.Down = foreign.Line("is " + cmp.Or(n.State.Status, "unknown") + " for Mayastor")
 	}
-	var bad []string
-	for _, p := range pools {
-		if p.Spec.Node == n.ID && p.State.Status != mayastorOnline {
-			bad = append(bad, foreign.Line(p.ID+" is "+cmp.Or(p.State.Status, "unknown")))
-		}
-	}
+	offline := cluster.Where(pools, func(p mayastorPoolState) bool { return p.Spec.Node == n.ID && p.State.Status != mayastorOnline })
+	bad := cluster.Each(offline, func(p mayastorPoolState) string { return foreign.Line(p.ID + " is " + cmp.Or(p.State.Status, "unknown")) })
 	if slices.Sort(bad); len(bad) > 0 {
 		out.Lacks = "its pool " + strings.Join(bad, ", ") + " for Mayastor"
 	}

@@ -17,19 +17,23 @@ func Write(file string, write func(io.Writer) error) error {
 	if info, err := os.Lstat(file); err == nil && !info.Mode().IsRegular() {
 		return writeTo(file, write)
 	}
-	return replace(file, 0o600, write)
+	return replace(file, func(f *os.File) error { return buffered(f, write) })
 }
 
-// Replace replaces a file with data, completely or not at all.
+// Replace replaces a file with data, completely or not at all, and makes that survive a power failure.
 func Replace(file string, data []byte, mode fs.FileMode) error {
-	return replace(file, mode, func(w io.Writer) error {
-		_, err := w.Write(data)
-		return err
+	err := replace(file, func(f *os.File) error {
+		_, err := f.Write(data)
+		return errors.Join(err, f.Chmod(mode))
 	})
+	if err != nil {
+		return err
+	}
+	return SyncDir(filepath.Dir(file))
 }
 
-func replace(file string, mode fs.FileMode, write func(io.Writer) error) (err error) {
-	f, err := os.CreateTemp(filepath.Dir(file), ".recast-*")
+func replace(file string, fill func(*os.File) error) (err error) {
+	f, err := os.CreateTemp(filepath.Dir(file), ".recast-*") // mode 0600
 	if err != nil {
 		return err
 	}
@@ -38,13 +42,13 @@ func replace(file string, mode fs.FileMode, write func(io.Writer) error) (err er
 			_ = os.Remove(f.Name()) // err matters more
 		}
 	}()
-	if err = errors.Join(buffered(f, write), f.Chmod(mode), f.Sync(), f.Close()); err != nil {
+	if err = fill(f); err == nil {
+		err = f.Sync()
+	}
+	if err = errors.Join(err, f.Close()); err != nil {
 		return err
 	}
-	if err = os.Rename(f.Name(), file); err != nil {
-		return err
-	}
-	return SyncDir(filepath.Dir(file))
+	return os.Rename(f.Name(), file)
 }
 
 // SyncDir makes a rename in a directory survive a power failure.

@@ -68,9 +68,9 @@ func TestJobIsConfined(t *testing.T) {
 			must.Hold(t, v.EmptyDir != nil || v.PersistentVolumeClaim != nil || m.ReadOnly,
 				"%s: %s can be written to", kind, m.MountPath)
 			must.Hold(t, v.Secret == nil || *v.Secret.Optional,
-				"%s: without Secret %s its pod does not start, and so can't say which one is missing", kind, v.Secret.SecretName)
+				"%s: without Secret %s its pod does not start, and so can't say which one is missing", kind, v.Name)
 			must.Hold(t, v.Name != "trust" && v.Name != "plan" || *v.ConfigMap.Optional,
-				"%s: without ConfigMap %s its pod does not start", kind, v.ConfigMap.Name)
+				"%s: without ConfigMap %s its pod does not start", kind, v.Name)
 			must.Hold(t, m.MountPath != attempt.WorkDir || v.EmptyDir.Medium == corev1.StorageMediumMemory,
 				"%s: journals are not in memory", kind)
 		}

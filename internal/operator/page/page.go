@@ -6,7 +6,6 @@ package page
 import (
 	"cmp"
 	"context"
-	"errors"
 	"embed"
 	"encoding/json"
 	"fmt"
@@ -492,7 +491,11 @@ type clustersView struct {
 func (l look) clusters(ctx context.Context) (string, frame.View, error) {
 	var clusters v1alpha1.TalosClusterList
 	var rolls v1alpha1.ImageRollList
-	if err := errors.Join(l.list(ctx, &clusters), l.list(ctx, &rolls)); err != nil {
+	err := l.list(ctx, &clusters)
+	if err == nil {
+		err = l.list(ctx, &rolls)
+	}
+	if err != nil {
 		return "", frame.View{}, err
 	}
 	fleets, err := l.fleetLines(ctx, func(f *v1alpha1.FleetRoll) bool { return !over(f) })

@@ -244,8 +244,11 @@ func fetchRef(ctx context.Context, repo *git.Repository, remote *git.Remote, src
 
 // gitAuth reads the keys of a Secret, under Flux' names.
 func gitAuth(url, dir string) (transport.AuthMethod, error) {
-	keys := map[string]string{}
-	for _, name := range []string{"username", "password", "identity", "known_hosts"} {
+	keys, names := map[string]string{}, []string{"username", "password"}
+	if strings.HasPrefix(url, "ssh://") {
+		names = []string{"identity", "known_hosts", "password"}
+	}
+	for _, name := range names {
 		b, err := os.ReadFile(filepath.Join(dir, name))
 		switch {
 		case dir == "" || errors.Is(err, fs.ErrNotExist):
