@@ -372,7 +372,9 @@ func ObserveFiles(ctx context.Context, src Sources, wanted []cluster.Wanted, fou
 		eachFound(found, func(i int, f *Found) { f.Volumes = readConfigVolumes(src.Maintenance, wanted[i], f) })
 		return
 	}
-	open := cluster.Where(found, func(f Found) bool { return f.Machine != nil && !f.Machine.ConfigHidden && f.Machine.Configs.Stored != nil })
+	open := cluster.Where(found, func(f Found) bool {
+		return f.Machine != nil && !f.Machine.ConfigHidden && f.Machine.Configs.Stored != nil
+	})
 	shows := cluster.Each(open, func(f Found) shown { return shown{f.Name, f.Machine} })
 	others := shows
 	if i := slices.IndexFunc(wanted, func(w cluster.Wanted) bool { return w.Name == src.First }); i >= 0 {

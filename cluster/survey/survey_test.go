@@ -287,8 +287,7 @@ func explain(t *testing.T, node string, change func([]cluster.Wanted, *observe.O
 		change(wanted, &o)
 	}
 	plan := must.Get(planning.New("c1", wanted, o, clustertest.Past, planning.Policy{}))(t)
-	e, err := Explain(t.Context(), plan, node, o, clustertest.Past, cluster.Timing{Drain: 10 * time.Minute, Stop: 5 * time.Minute, Boot: 10 * time.Minute, Join: 10 * time.Minute})
-	must.Do(t, err)
+	e := must.Get(Explain(t.Context(), plan, node, o, clustertest.Past, cluster.Timing{Drain: 10 * time.Minute, Stop: 5 * time.Minute, Boot: 10 * time.Minute, Join: 10 * time.Minute}))(t)
 	return e
 }
 
@@ -414,8 +413,7 @@ func TestExplainTheRest(t *testing.T) {
 		must.Hold(t, c.Same, "%+v", c)
 	}
 	wanted, o := observetest.World()
-	plan, err := planning.New("c1", wanted, o, clustertest.Past, planning.Policy{Only: []string{"wk1"}})
-	must.Do(t, err)
+	plan := must.Get(planning.New("c1", wanted, o, clustertest.Past, planning.Policy{Only: []string{"wk1"}}))(t)
 	must.FailAs(t, must.Err(Explain(t.Context(), plan, "wk2", o, clustertest.Past, cluster.Timing{})), fault.Config)
 }
 

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -212,11 +213,8 @@ func withColons(fingerprint string) string {
 	if strings.Contains(fingerprint, ":") {
 		return strings.ToUpper(fingerprint)
 	}
-	var pairs []string
-	for pair := range slices.Chunk([]byte(strings.ToUpper(fingerprint)), 2) {
-		pairs = append(pairs, string(pair))
-	}
-	return strings.Join(pairs, ":")
+	pairs := slices.Collect(slices.Chunk([]byte(strings.ToUpper(fingerprint)), 2))
+	return string(bytes.Join(pairs, []byte(":")))
 }
 
 // trusted connects to Proxmox. If the certificate's issuer is not trusted, a person may confirm the fingerprint. A

@@ -63,10 +63,7 @@ func of(name string, config cluster.Secret, endpoints []netip.Addr) (c Config, e
 	if err != nil {
 		return c, err
 	}
-	var ask []string
-	for _, e := range endpoints {
-		ask = append(ask, e.String())
-	}
+	ask := cluster.Each(endpoints, netip.Addr.String)
 	if c.Talosconfig, err = clientconfig.NewConfig(name, ask, c.talosCA, admin).Bytes(); err != nil {
 		return c, err
 	}

@@ -83,8 +83,7 @@ func TestCheckHabits(t *testing.T) {
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s, err := parse("a", c.file, []byte(c.text))
-			must.Do(t, err)
+			s := must.Get(parse("a", c.file, []byte(c.text)))(t)
 			diff := cmp.Diff(c.want, checkHabits(s))
 			must.Hold(t, diff == "", "problems (-want +got):\n%s", diff)
 		})
@@ -318,8 +317,7 @@ func (l *lab) needs() { l.t.Skipf("needs: %s", "it") }
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s, err := parse("x", "x_test.go", []byte(helpers+c.test+"\n"))
-			must.Do(t, err)
+			s := must.Get(parse("x", "x_test.go", []byte(helpers+c.test+"\n")))(t)
 			var want []string
 			for _, by := range c.want {
 				want = append(want, "x/x_test.go:5: what calls "+by+" runs in a bubble, where a test that is skipped passes")
@@ -334,10 +332,8 @@ func (l *lab) needs() { l.t.Skipf("needs: %s", "it") }
 // target in it exists, and every benchmark is in it.
 func TestPerformance(t *testing.T) {
 	t.Parallel()
-	doc, err := os.ReadFile("../../docs/performance.md")
-	must.Do(t, err)
-	makefile, err := os.ReadFile("../../Makefile")
-	must.Do(t, err)
+	doc := must.Get(os.ReadFile("../../docs/performance.md"))(t)
+	makefile := must.Get(os.ReadFile("../../Makefile"))(t)
 	known := map[string]bool{}
 	var benchmarks []string
 	for _, s := range sources(t, false) {

@@ -158,8 +158,7 @@ func TestCheckImports(t *testing.T) {
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			s, err := parse(c.pkg, c.file, []byte("package x\nimport _ "+strconv.Quote(c.imports)+"\n"))
-			must.Do(t, err)
+			s := must.Get(parse(c.pkg, c.file, []byte("package x\nimport _ "+strconv.Quote(c.imports)+"\n")))(t)
 			diff := cmp.Diff(c.want, checkImports(s))
 			must.Hold(t, diff == "", "problems (-want +got):\n%s", diff)
 		})
@@ -170,8 +169,7 @@ func TestCheckImports(t *testing.T) {
 // only those named before it.
 func TestOrderOfRooms(t *testing.T) {
 	t.Parallel()
-	text, err := os.ReadFile("../../CONTRIBUTING.md")
-	must.Do(t, err)
+	text := must.Get(os.ReadFile("../../CONTRIBUTING.md"))(t)
 	var rooms []string
 	for _, row := range regexp.MustCompile("(?m)^\\| `.*? \\|").FindAllString(string(text), -1) {
 		for _, name := range regexp.MustCompile("`([a-z]+)`").FindAllStringSubmatch(row, -1) {
@@ -214,10 +212,8 @@ var commits = map[string][]string{
 // TestNoReleaseCandidates: recast is made of releases. Nobody tests a candidate any more once its release is there.
 func TestNoReleaseCandidates(t *testing.T) {
 	t.Parallel()
-	text, err := os.ReadFile("../../go.mod")
-	must.Do(t, err)
-	f, err := modfile.Parse("go.mod", text, nil)
-	must.Do(t, err)
+	text := must.Get(os.ReadFile("../../go.mod"))(t)
+	f := must.Get(modfile.Parse("go.mod", text, nil))(t)
 	why := map[string]string{}
 	for reason, paths := range commits {
 		for _, path := range paths {
@@ -266,8 +262,7 @@ func (s source) line(p token.Pos) int { return s.fset.Position(p).Line }
 // sources returns every file of the module at the top of the repository; with nested, also of nested modules.
 func sources(t *testing.T, nested bool) []source {
 	t.Helper()
-	all, err := parsed()
-	must.Do(t, err)
+	all := must.Get(parsed())(t)
 	if !nested {
 		all = slices.DeleteFunc(slices.Clone(all), func(s source) bool { return s.nested })
 	}

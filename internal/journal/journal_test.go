@@ -121,8 +121,7 @@ func TestKeptOutOfGit(t *testing.T) {
 	state := filepath.Join(t.TempDir(), ".recast")
 	file := filepath.Join(state, ".gitignore")
 	read := func() string {
-		b, err := os.ReadFile(file)
-		must.Do(t, err)
+		b := must.Get(os.ReadFile(file))(t)
 		return string(b)
 	}
 	opened(t, filepath.Join(state, "runs"), Options{})

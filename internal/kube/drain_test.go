@@ -117,8 +117,7 @@ func drain(t *testing.T, c *kube.Client, o cluster.DrainOptions) (said []string,
 func TestDrainEvictsAllButTheNodesOwnPods(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l, c := loaded(t, []string{"wk1", "wk2"}, web(3), budget(2))
-		said, err := drain(t, c, cluster.DrainOptions{})
-		must.Do(t, err)
+		said := must.Get(drain(t, c, cluster.DrainOptions{}))(t)
 		must.Equal(t, "pods left on wk1", []string{"kube-flannel", "kube-proxy"}, l.podsOn(t, "wk1"))
 		must.Hold(t, regexp.MustCompile(`(?m)^pod default/web-.* is gone$`).MatchString(strings.Join(said, "\n")), "no line about a pod of web: %q", said)
 	})
@@ -272,8 +271,7 @@ func TestDrainDeletesOnlyWhatWasRefused(t *testing.T) {
 		time.Sleep(20 * time.Second)
 		c := l.cordoned(t)
 		start := time.Now()
-		said, err := drain(t, c, cluster.DrainOptions{Delete: true})
-		must.Do(t, err)
+		said := must.Get(drain(t, c, cluster.DrainOptions{Delete: true}))(t)
 		must.Take(t, start, 90*time.Second, 100*time.Second)
 		var deleted []string
 		for _, call := range l.calls.Calls() {
@@ -319,8 +317,7 @@ func TestDrainTellsHowLongItWasRefused(t *testing.T) {
 			}
 			return &metav1.Status{Code: http.StatusForbidden, Reason: metav1.StatusReasonForbidden, Message: "not during trading hours"}
 		})
-		said, err := drain(t, c, cluster.DrainOptions{Delete: true})
-		must.Do(t, err)
+		said := must.Get(drain(t, c, cluster.DrainOptions{Delete: true}))(t)
 		must.Contain(t, "said", strings.Join(said, "\n"), "which was refused for 40s (roll.drain.onTimeout: delete)")
 	})
 }

@@ -453,7 +453,9 @@ func (n mayastorNode) standing(pools []mayastorPoolState) replica.Node {
 		out.Down = foreign.Line("is " + cmp.Or(n.State.Status, "unknown") + " for Mayastor")
 	}
 	offline := cluster.Where(pools, func(p mayastorPoolState) bool { return p.Spec.Node == n.ID && p.State.Status != mayastorOnline })
-	bad := cluster.Each(offline, func(p mayastorPoolState) string { return foreign.Line(p.ID + " is " + cmp.Or(p.State.Status, "unknown")) })
+	bad := cluster.Each(offline, func(p mayastorPoolState) string {
+		return foreign.Line(p.ID + " is " + cmp.Or(p.State.Status, "unknown"))
+	})
 	if slices.Sort(bad); len(bad) > 0 {
 		out.Lacks = "its pool " + strings.Join(bad, ", ") + " for Mayastor"
 	}

@@ -326,10 +326,9 @@ func (b *Board) until(now time.Time) time.Time {
 }
 
 func (b *Board) body(now time.Time, l Look, level detail) []string {
-	var lines []string
-	for _, text := range b.lines {
-		lines = append(lines, strings.Split(ansi.Wrap(text, max(1, l.Width), ""), "\n")...)
-	}
+	lines := slices.Concat(cluster.Each(b.lines, func(text string) []string {
+		return strings.Split(ansi.Wrap(text, max(1, l.Width), ""), "\n")
+	})...)
 	for _, s := range b.others {
 		lines = append(lines, drawOther(now, l, level, s)...)
 	}

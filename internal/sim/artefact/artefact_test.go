@@ -400,8 +400,7 @@ func TestForeignToolsReadIt(t *testing.T) {
 	img.Extensions[0].Files["/usr/lib/firmware/intel-ucode/06-55-04"] = []byte("microcode")
 	img.Extensions[0].Files["/usr/local/lib/large"] = make([]byte, 300<<10)
 	b := must.Get(artefact.ISO(img))(t)
-	uki, err := artefact.UKI(img)
-	must.Do(t, err)
+	uki := must.Get(artefact.UKI(img))(t)
 	dir := t.TempDir()
 	must.Do(t, os.WriteFile(filepath.Join(dir, "uki"), uki, 0o600))
 	must.Do(t, os.WriteFile(filepath.Join(dir, "talos.iso"), b, 0o600))
@@ -440,8 +439,7 @@ func TestQEMUReadsDiskImages(t *testing.T) {
 	needs(t, "qemu-img", "/usr/sbin/sfdisk")
 	dir := t.TempDir()
 	for name, by := range map[string]artefact.Compression{"plain": artefact.Plain, "zlib": artefact.Zlib, "zstd": artefact.Zstd} {
-		b, err := artefact.DiskImage(image("amd64"), artefact.DiskForm{BIOS: true, By: by})
-		must.Do(t, err)
+		b := must.Get(artefact.DiskImage(image("amd64"), artefact.DiskForm{BIOS: true, By: by}))(t)
 		must.Do(t, os.WriteFile(filepath.Join(dir, name), b, 0o600))
 	}
 	script := `set -e

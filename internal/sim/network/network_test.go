@@ -1,6 +1,7 @@
 package network_test
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -44,6 +45,49 @@ func TestAddressWithoutAListener(t *testing.T) {
 		must.FailIs(t, must.Err(cut.DialContext(t.Context(), "tcp", "127.42.7.1:80")), syscall.ECONNREFUSED)
 		must.Do(t, l.Close())
 		dial("127.42.7.1:80", syscall.EHOSTUNREACH)
+	})
+}
+
+// TestCut: a cut breaks the requests that are under way, for the server too, and those that come; a mended client
+// connects again.
+func TestCut(t *testing.T) {
+	must.Bubbles(t, map[string]bool{"before the answer": false, "in its body": true}, func(t *testing.T, begun bool) {
+		n, l := listening(t, 0)
+		gone := make(chan error, 1)
+		server := &http.Server{Handler: http.HandlerFunc(func(rw http.ResponseWriter, r *http.Request) {
+			if r.URL.Path == "/now" {
+				return
+			}
+			if begun {
+				must.Pass(t, http.NewResponseController(rw).Flush())
+			}
+			<-r.Context().Done()
+			gone <- r.Context().Err()
+		})}
+		ended := make(chan error)
+		go func() { ended <- server.Serve(l) }()
+		d := n.Dialer()
+		client := &http.Client{Transport: &http.Transport{DialContext: d.DialContext}}
+		get := func(path string) error {
+			resp, err := client.Get("http://127.42.7.1" + path)
+			if err == nil {
+				_, err = io.ReadAll(resp.Body)
+				err = errors.Join(err, resp.Body.Close())
+			}
+			return err
+		}
+		go func() {
+			time.Sleep(time.Second)
+			d.Cut()
+		}()
+		must.Hold(t, get("/slow") != nil, "an answer came through a cut")
+		must.FailIs(t, <-gone, context.Canceled)
+		must.FailIs(t, get("/now"), syscall.ECONNREFUSED)
+		d.Mend()
+		must.Pass(t, get("/now"))
+		must.Do(t, server.Close())
+		must.FailIs(t, <-ended, http.ErrServerClosed)
+		must.Hold(t, get("/now") != nil, "a closed server answers")
 	})
 }
 

@@ -465,8 +465,7 @@ func TestMigrate(t *testing.T) {
 		}
 		same(t, want, l.do("PUT", migrant+"/config", "cores=2").Status)
 		taskOK(t, l.ended(upid))
-		vm, err := l.world.LookupVM("pve2", 9012)
-		must.Do(t, err)
+		vm := must.Get(l.world.LookupVM("pve2", 9012))(t)
 		same(t, []any{test.want, "", test.running}, []any{vm.Config["scsi0"], vm.Config["lock"], vm.Running})
 		volid, _, _ := strings.Cut(test.want, ",")
 		got := l.world.Media(volid, "pve2")

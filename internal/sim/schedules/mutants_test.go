@@ -356,8 +356,7 @@ func (c caught) tell(m mutant) {
 // hunt builds a mutant and plays cases until one fails, up to that many node-rolls or schedules; 0 is no limit.
 func hunt(t *testing.T, m mutant, nodeRolls, schedules int) (c caught) {
 	t.Helper()
-	program, err := m.build(t)
-	must.Do(t, err)
+	program := must.Get(m.build(t))(t)
 	play := func(test string, args ...string) (results []Result, said string) {
 		said = spawn(t.Context(), program, test, func(r Result) { results = append(results, r) }, args...)
 		return results, said
@@ -377,6 +376,7 @@ func hunt(t *testing.T, m mutant, nodeRolls, schedules int) (c caught) {
 			}
 		}
 		if len(results) < count {
+			must.Be(t, !strings.Contains(said, errSlow.Error()), "%s: %s", m.name, said)
 			c.schedules++
 			c.by = "its process died"
 			t.Logf("%s\n%s", m.says, said)

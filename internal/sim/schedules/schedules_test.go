@@ -276,8 +276,7 @@ func corpus(t testing.TB) (list []corpusEntry) {
 	files, err := filepath.Glob("testdata/corpus/*.txt")
 	must.Be(t, err == nil && len(files) != 0, "there is no corpus %v", err)
 	for _, file := range files {
-		b, err := os.ReadFile(file)
-		must.Do(t, err)
+		b := must.Get(os.ReadFile(file))(t)
 		for i, line := range strings.Split(string(b), "\n") {
 			if line = strings.TrimSpace(line); line == "" || strings.HasPrefix(line, "#") {
 				continue

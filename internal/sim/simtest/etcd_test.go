@@ -445,7 +445,9 @@ func TestRemovedMember(t *testing.T) {
 		require(t, lab.memberIDs()["cp2"] != removed, "cp2 is the removed member")
 		must(t, diagnosis(t, lab.Client()).Err())
 		requireDrift(t, lab, "cp1", "cp3", "wk1")
-		if !onData {
+		if broken := lab.World.Violations(); onData {
+			require(t, len(broken) == 1, "cp2's etcd was wiped, as the hint says: %q", broken)
+		} else {
 			lab.RequireIntact()
 		}
 	})

@@ -79,8 +79,7 @@ func long(t *testing.T) {
 // parts to those of them that have the subtest: else every slice would prepare every world.
 func longRow(t *testing.T) (part func(t *testing.T)) {
 	longParts(t)
-	rows := uint64(math.Sqrt(float64(*storiesSlice))) // every rows-th row, and of that every parts-th part
-	parts := *storiesSlice / rows
+	rows, parts := rowsAndParts(*storiesSlice)
 	in := func(t *testing.T, slice, seed uint64) {
 		if !chosen(t.Name(), slice, seed) {
 			t.Skip("not in this slice: SLICE=all")
@@ -88,6 +87,12 @@ func longRow(t *testing.T) (part func(t *testing.T)) {
 	}
 	in(t, rows, *storiesSeed)
 	return func(t *testing.T) { in(t, parts, *storiesSeed/rows) }
+}
+
+// rowsAndParts: a slice has every rows-th row, and of that every parts-th part.
+func rowsAndParts(slice uint64) (rows, parts uint64) {
+	rows = uint64(math.Sqrt(float64(slice)))
+	return rows, slice / rows
 }
 
 var sliced sync.Map
@@ -667,5 +672,13 @@ func TestSlices(t *testing.T) {
 			sliced.Delete(name + "/part")
 		}
 		require(t, in == 1, "%s is in %d of %d slices", name, in, slice)
+		rows, parts := rowsAndParts(slice)
+		in = 0
+		for seed := range rows * parts {
+			if chosen(name, rows, seed) && chosen(name+"/part", parts, seed/rows) {
+				in++
+			}
+		}
+		require(t, in == 1, "a part of %s is in %d slices of %d", name, in, rows*parts)
 	}
 }
