@@ -153,7 +153,7 @@ func runAll(scratch string, all []mutant) []chan string {
 
 // failed is how go test names a test that fails, runs when the time is over, or is on
 // the stack of a panic.
-var failed = regexp.MustCompile(`(?:--- FAIL: |\n\t|\.)((?:Test|Check)[^\s(]+?)(?: \(|\.func)`)
+var failed = regexp.MustCompile(`(?:--- FAIL: |\n\t|\.)((?:Test|Check)[^\s(]+?)(?: \(|\.func|\[\.\.\.\])`)
 
 // run runs the tests of a mutant's room with it, first those that are made for its gates.
 func (m mutant) run(scratch string) (by string) {
