@@ -266,10 +266,10 @@ var table = []row{
 		"internal/sim/...", "internal/heap", "github.com/google/go-cmp/...", "github.com/rogpeppe/go-internal/testscript/...",
 	}},
 	{pkg: "internal/sim/...", files: tests, allow: []string{
-		factory, talosDial, proxmox, clientGo, drain, k8sAPI, apimachine, ggcr, grpc, cosi, machinery,
+		factory, talosDial, proxmox, clientGo, drain, k8sAPI, apimachine, ggcr, grpc, cosi, machinery, pki,
 	}},
 	{pkg: "internal/sim/simtest", files: tests, allow: []string{"...", "github.com/rogpeppe/go-internal/txtar"}},
-	{pkg: "internal/kube", files: tests, allow: []string{k8sAPI, apimachine}},
+	{pkg: "internal/kube", files: tests, allow: []string{k8sAPI, apimachine, pki}},
 	{pkg: "internal/factory", files: tests, allow: []string{"images/verify", "internal/diskimage", "internal/registry", "internal/step", ggcr, schematic}},
 	{pkg: "internal/imager", files: tests, allow: []string{"schematics", "images/verify", "internal/registry", "internal/step", ggcr}},
 	{pkg: "internal/registry", files: tests, allow: []string{ggcr}},

@@ -650,7 +650,7 @@ func (l *lab) ownPod(t *testing.T, owner string) cluster.OwnPod {
 // in is a client that runs in a pod.
 func (l *lab) in(t *testing.T, own cluster.OwnPod) *kube.Client {
 	t.Helper()
-	return connectAs(t, own, l.net, l.ca.cert, l.ca.issue(t, "admin", []string{"system:masters"}))
+	return connectAs(t, own, l.net, l.ca.CrtPEM, issue(t, l.ca, "admin", "system:masters"))
 }
 
 func TestOwnNode(t *testing.T) {

@@ -1,18 +1,11 @@
 package kube_test
 
 import (
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/tls"
 	"crypto/x509"
-	"crypto/x509/pkix"
 	"encoding/base64"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"maps"
-	"math/big"
 	"net"
 	"net/http"
 	"net/netip"
@@ -24,6 +17,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	pki "github.com/siderolabs/crypto/x509"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -126,7 +120,7 @@ func TestErrorsSayWhatIsWrong(t *testing.T) {
 	cases := map[string]row{
 		"certificate of another authority": {
 			func(t *testing.T, l *lab) *kube.Client {
-				return connect(t, l.net, l.ca.cert, newAuthority(t).issue(t, "admin", []string{"system:masters"}))
+				return connect(t, l.net, l.ca.CrtPEM, issue(t, newAuthority(t), "admin", "system:masters"))
 			}, fault.Failed, "does not accept the kubeconfig's credentials",
 		},
 		"user without rights": {
@@ -134,12 +128,12 @@ func TestErrorsSayWhatIsWrong(t *testing.T) {
 		},
 		"server of another authority": {
 			func(t *testing.T, l *lab) *kube.Client {
-				return connect(t, l.net, newAuthority(t).cert, l.ca.issue(t, "admin", nil))
+				return connect(t, l.net, newAuthority(t).CrtPEM, issue(t, l.ca, "admin"))
 			}, fault.Failed, "is not the server that the kubeconfig names",
 		},
 		"nothing listens": {
 			func(t *testing.T, l *lab) *kube.Client {
-				return connect(t, network.Memory(), l.ca.cert, l.ca.issue(t, "admin", nil))
+				return connect(t, network.Memory(), l.ca.CrtPEM, issue(t, l.ca, "admin"))
 			}, fault.Failed, "no answer from https://127.42.7.10:6443",
 		},
 	}
@@ -214,7 +208,7 @@ func TestAPIServer(t *testing.T) {
 func TestForeignAPIServer(t *testing.T) {
 	t.Parallel()
 	l, other := newLab(t), newLab(t)
-	c := connect(t, other.net, l.ca.cert, l.ca.issue(t, "admin", []string{"system:masters"}))
+	c := connect(t, other.net, l.ca.CrtPEM, issue(t, l.ca, "admin", "system:masters"))
 	must.Fail(t, must.Err(c.APIServer(t.Context(), netip.MustParseAddrPort(apiAddr))), "certificate")
 }
 
@@ -253,7 +247,7 @@ func TestOtherOwners(t *testing.T) {
 func TestExpires(t *testing.T) {
 	t.Parallel()
 	a := newAuthority(t)
-	crt, end := a.cert, a.leaf.NotAfter
+	crt, end := a.CrtPEM, a.Crt.NotAfter
 	file := filepath.Join(t.TempDir(), "client.crt")
 	must.Do(t, os.WriteFile(file, crt, 0o600))
 	config := func(user string) string {
@@ -666,19 +660,18 @@ type lab struct {
 	*kubeapi.Server
 	net   *network.Network
 	calls *record.Recorder
-	ca    *authority
+	ca    *pki.CertificateAuthority
 	who   kubeapi.Identity
 }
 
 func newLab(t *testing.T, nodes ...string) *lab {
 	t.Helper()
 	l := &lab{net: network.Memory(), calls: record.New(), ca: newAuthority(t)}
-	server := l.ca.issue(t, "kube-apiserver", nil)
-	cert, err := tls.X509KeyPair(server.cert, server.key)
-	must.Do(t, err)
-	l.who = kubeapi.Identity{Version: "v1.35.4", Certificate: &cert, ClientCA: l.ca.pool()}
-	l.Server, err = kubeapi.New(t.Context(), kubeapi.Options{Version: "v1.35.4", Recorder: l.calls})
-	must.Do(t, err)
+	server := issue(t, l.ca, "kube-apiserver")
+	clients := x509.NewCertPool()
+	clients.AddCert(l.ca.Crt)
+	l.who = kubeapi.Identity{Version: "v1.35.4", Certificate: server.Certificate, ClientCA: clients}
+	l.Server = must.Get(kubeapi.New(t.Context(), kubeapi.Options{Version: "v1.35.4", Recorder: l.calls}))(t)
 	listener := must.Get(l.net.Listen(apiAddr))(t)
 	served := make(chan error, 1)
 	go func() { served <- l.Serve(t.Context(), listener, l.who) }()
@@ -711,17 +704,17 @@ func node(name string, i int) kubeapi.NodeInfo {
 // client is recast's, with the rights of that organization.
 func (l *lab) client(t *testing.T, organization ...string) *kube.Client {
 	t.Helper()
-	return connect(t, l.net, l.ca.cert, l.ca.issue(t, "admin", organization))
+	return connect(t, l.net, l.ca.CrtPEM, issue(t, l.ca, "admin", organization...))
 }
 
-func connect(t *testing.T, net *network.Network, ca []byte, pair keyPair) *kube.Client {
+func connect(t *testing.T, net *network.Network, ca []byte, pair *pki.KeyPair) *kube.Client {
 	t.Helper()
 	return connectAs(t, cluster.OwnPod{}, net, ca, pair)
 }
 
-func connectAs(t *testing.T, own cluster.OwnPod, net *network.Network, ca []byte, pair keyPair) *kube.Client {
+func connectAs(t *testing.T, own cluster.OwnPod, net *network.Network, ca []byte, pair *pki.KeyPair) *kube.Client {
 	t.Helper()
-	kubeconfig, err := kubeapi.Kubeconfig("lab", "https://"+apiAddr, ca, pair.cert, pair.key)
+	kubeconfig, err := kubeapi.Kubeconfig("lab", "https://"+apiAddr, ca, pair.CrtPEM, pair.KeyPEM)
 	must.Do(t, err)
 	c := must.Get(kube.New(kubeconfig, kube.Options{Dial: net.Dialer().DialContext, Poll: 2 * time.Second, Own: own}))(t)
 	t.Cleanup(func() { must.Do(t, c.Close()) })
@@ -769,46 +762,13 @@ func (l *lab) put(t *testing.T, r schema.GroupVersionResource, o store.Object) {
 	must.Get(l.Store().Create(t.Context(), r, o))(t)
 }
 
-type authority struct {
-	cert []byte // PEM
-	leaf *x509.Certificate
-	key  *ecdsa.PrivateKey
-}
-
-type keyPair struct{ cert, key []byte }
-
-func newAuthority(t *testing.T) *authority {
+func newAuthority(t *testing.T) *pki.CertificateAuthority {
 	t.Helper()
-	key := must.Get(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "kubernetes"}, IsCA: true, BasicConstraintsValid: true,
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour), KeyUsage: x509.KeyUsageCertSign,
-	}
-	der := must.Get(x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key))(t)
-	leaf := must.Get(x509.ParseCertificate(der))(t)
-	return &authority{cert: pemBlock("CERTIFICATE", der), leaf: leaf, key: key}
+	return must.Get(pki.NewSelfSignedCertificateAuthority(pki.ECDSA(true), pki.CommonName("kubernetes")))(t)
 }
 
-func (a *authority) pool() *x509.CertPool {
-	p := x509.NewCertPool()
-	p.AddCert(a.leaf)
-	return p
-}
-
-func (a *authority) issue(t *testing.T, name string, organization []string) keyPair {
+func issue(t *testing.T, ca *pki.CertificateAuthority, name string, organization ...string) *pki.KeyPair {
 	t.Helper()
-	key := must.Get(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: name, Organization: organization},
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(12 * time.Hour),
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth},
-		IPAddresses: []net.IP{net.ParseIP("127.42.7.10")},
-	}
-	der := must.Get(x509.CreateCertificate(rand.Reader, template, a.leaf, &key.PublicKey, a.key))(t)
-	pkcs8 := must.Get(x509.MarshalPKCS8PrivateKey(key))(t)
-	return keyPair{cert: pemBlock("CERTIFICATE", der), key: pemBlock("PRIVATE KEY", pkcs8)}
-}
-
-func pemBlock(kind string, der []byte) []byte {
-	return pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der})
+	return must.Get(pki.NewKeyPair(ca, pki.CommonName(name), pki.Organization(organization...), pki.IPAddresses([]net.IP{net.ParseIP("127.42.7.10")}),
+		pki.ExtKeyUsage([]x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth})))(t)
 }

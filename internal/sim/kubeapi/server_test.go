@@ -3,17 +3,10 @@ package kubeapi_test
 import (
 	"bufio"
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/tls"
 	"crypto/x509"
-	"crypto/x509/pkix"
 	"encoding/json"
-	"encoding/pem"
 	"errors"
 	"fmt"
-	"math/big"
 	"net"
 	"net/http"
 	"slices"
@@ -23,6 +16,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	pki "github.com/siderolabs/crypto/x509"
 	appsv1 "k8s.io/api/apps/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
@@ -323,8 +317,8 @@ func TestWatchTables(t *testing.T) {
 // second lab's, which has no kubelets of its own.
 func newBridge(t *testing.T, upstream *lab, nodes ...string) *lab {
 	t.Helper()
-	pair := upstream.ca.issue(t, "lab", []string{"system:masters"})
-	kubeconfig := must.Get(kubeapi.Kubeconfig("upstream", "https://"+apiAddr, upstream.ca.cert, pair.cert, pair.key))(t)
+	pair := issue(t, upstream.ca, "lab", "system:masters")
+	kubeconfig := must.Get(kubeapi.Kubeconfig("upstream", "https://"+apiAddr, upstream.ca.CrtPEM, pair.CrtPEM, pair.KeyPEM))(t)
 	up := must.Get(kubeapi.ReadUpstream(kubeconfig, upstream.net.Dialer().DialContext))(t)
 	var mu sync.Mutex
 	var refused []error
@@ -381,7 +375,7 @@ type lab struct {
 	*kubeapi.Server
 	net   *network.Network
 	calls *record.Recorder
-	ca    *authority
+	ca    *pki.CertificateAuthority
 	who   kubeapi.Identity // its only API server
 }
 
@@ -394,9 +388,10 @@ func newLab(t *testing.T, nodes ...string) *lab {
 func startLab(t *testing.T, o kubeapi.Options, nodes ...string) *lab {
 	t.Helper()
 	l := &lab{net: network.Memory(), calls: record.New(), ca: newAuthority(t)}
-	server := l.ca.issue(t, "kube-apiserver", nil)
-	cert := must.Get(tls.X509KeyPair(server.cert, server.key))(t)
-	l.who = kubeapi.Identity{Version: "v1.35.4", Certificate: &cert, ClientCA: l.ca.pool()}
+	server := issue(t, l.ca, "kube-apiserver")
+	clients := x509.NewCertPool()
+	clients.AddCert(l.ca.Crt)
+	l.who = kubeapi.Identity{Version: "v1.35.4", Certificate: server.Certificate, ClientCA: clients}
 	o.Version, o.Recorder = "v1.35.4", l.calls
 	l.Server = must.Get(kubeapi.New(t.Context(), o))(t)
 	listener := must.Get(l.net.Listen(apiAddr))(t)
@@ -427,8 +422,8 @@ func (l *lab) client(t *testing.T, organization ...string) *kubernetes.Clientset
 
 func (l *lab) config(t *testing.T, organization ...string) *rest.Config {
 	t.Helper()
-	pair := l.ca.issue(t, "admin", organization)
-	kubeconfig := must.Get(kubeapi.Kubeconfig("lab", "https://"+apiAddr, l.ca.cert, pair.cert, pair.key))(t)
+	pair := issue(t, l.ca, "admin", organization...)
+	kubeconfig := must.Get(kubeapi.Kubeconfig("lab", "https://"+apiAddr, l.ca.CrtPEM, pair.CrtPEM, pair.KeyPEM))(t)
 	cfg := must.Get(clientcmd.RESTConfigFromKubeConfig(kubeconfig))(t)
 	cfg.Dial = l.net.Dialer().DialContext
 	cfg.QPS = -1
@@ -438,48 +433,15 @@ func (l *lab) config(t *testing.T, organization ...string) *rest.Config {
 	return cfg
 }
 
-type authority struct {
-	cert []byte // PEM
-	leaf *x509.Certificate
-	key  *ecdsa.PrivateKey
-}
-
-type keyPair struct{ cert, key []byte }
-
-func newAuthority(t *testing.T) *authority {
+func newAuthority(t *testing.T) *pki.CertificateAuthority {
 	t.Helper()
-	key := must.Get(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "kubernetes"}, IsCA: true, BasicConstraintsValid: true,
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(24 * time.Hour), KeyUsage: x509.KeyUsageCertSign,
-	}
-	der := must.Get(x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key))(t)
-	leaf := must.Get(x509.ParseCertificate(der))(t)
-	return &authority{cert: pemBlock("CERTIFICATE", der), leaf: leaf, key: key}
+	return must.Get(pki.NewSelfSignedCertificateAuthority(pki.ECDSA(true), pki.CommonName("kubernetes")))(t)
 }
 
-func (a *authority) pool() *x509.CertPool {
-	p := x509.NewCertPool()
-	p.AddCert(a.leaf)
-	return p
-}
-
-func (a *authority) issue(t *testing.T, name string, organization []string) keyPair {
+func issue(t *testing.T, ca *pki.CertificateAuthority, name string, organization ...string) *pki.KeyPair {
 	t.Helper()
-	key := must.Get(ecdsa.GenerateKey(elliptic.P256(), rand.Reader))(t)
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: name, Organization: organization},
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(12 * time.Hour),
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth},
-		IPAddresses: []net.IP{net.ParseIP("127.42.7.10")},
-	}
-	der := must.Get(x509.CreateCertificate(rand.Reader, template, a.leaf, &key.PublicKey, a.key))(t)
-	pkcs8 := must.Get(x509.MarshalPKCS8PrivateKey(key))(t)
-	return keyPair{cert: pemBlock("CERTIFICATE", der), key: pemBlock("PRIVATE KEY", pkcs8)}
-}
-
-func pemBlock(kind string, der []byte) []byte {
-	return pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der})
+	return must.Get(pki.NewKeyPair(ca, pki.CommonName(name), pki.Organization(organization...), pki.IPAddresses([]net.IP{net.ParseIP("127.42.7.10")}),
+		pki.ExtKeyUsage([]x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth})))(t)
 }
 
 func TestStatusErrors(t *testing.T) {
