@@ -148,9 +148,10 @@ func TestBodies(t *testing.T) {
 		must.Hold(t, err != nil || got.Code == http.StatusNotImplemented, "%v", got.Status)
 		must.Hold(t, s.config(id)["description"] != strings.Repeat("x", 600<<10), "it was taken")
 	})
-	story(t, "do not belong to a GET", 0, func(t *testing.T, s *server) {
-		got := s.raw(http.MethodGet, "/version", "application/json", []byte(`{}`))
-		wantPlain(t, got, "501 Unexpected content for method 'GET'")
+	story(t, "do not belong to a GET or DELETE", 0, func(t *testing.T, s *server) {
+		for _, method := range []string{http.MethodGet, http.MethodDelete} {
+			wantPlain(t, s.raw(method, "/version", "application/json", []byte(`{}`)), "501 Unexpected content for method '"+method+"'")
+		}
 	})
 	story(t, "give way to the query string", 0, func(t *testing.T, s *server) {
 		id := s.newVM()

@@ -219,9 +219,11 @@ func TestPlanAndDoctorOfGates(t *testing.T) {
 		lab.volume("pvc-1", "degraded")
 		const want = "warning longhorn.io/v1beta2 Volume: does not hold: 1 of 1: longhorn-system/pvc-1: status.robustness=degraded"
 		requireSame(t, want, said(diagnosis(t, lab.Client()))[0], "doctor says (-want +got)")
+		plan := lab.plan(planning.Policy{})
+		require(t, len(plan.Gates) == 6, "the plan's gates: %+v", plan.Gates)
 		requireSame(t, cluster.UserGate{TimeoutSeconds: 120, Objects: &cluster.ObjectGate{
 			APIVersion: "longhorn.io/v1beta2", Kind: "Volume", Expr: "status.robustness == 'healthy'",
-		}}, lab.plan(planning.Policy{}).Gates[0], "the plan's first gate (-want +got)")
+		}}, plan.Gates[0], "the plan's first gate (-want +got)")
 		lab.Replace("recast.yaml", "expr: status.robustness ==", "expr: statu.robustness ==")
 		_, err := lab.Client().Plan(t.Context(), planning.Policy{})
 		requireFault(t, err, fault.Config, "roll.gates[0].expr: not a valid expression: 1:1: undeclared reference to 'statu'")

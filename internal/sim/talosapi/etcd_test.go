@@ -296,6 +296,18 @@ func TestEtcdDataHasAVolumeOfItsOwn(t *testing.T) {
 	})
 }
 
+func TestBootstrapFormsANewCluster(t *testing.T) {
+	inQuorum(t, 1, func(t *testing.T, q *quorum) {
+		q.kill("cp1")
+		q.wipe("cp1")
+		q.start(1, "cp1", "cp1")
+		time.Sleep(5 * time.Minute)
+		must.Do(t, q.admin(1).Bootstrap(t.Context(), &machineapi.BootstrapRequest{}))
+		q.running(address(1))
+		must.Equal(t, "members", "cp1", q.members())
+	})
+}
+
 func TestEtcdForfeitLeadership(t *testing.T) {
 	inQuorum(t, 3, func(t *testing.T, q *quorum) {
 		for n := 1; n <= 3; n++ {
