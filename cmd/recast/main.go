@@ -254,7 +254,6 @@ func newRootCmd(s *streams) *cobra.Command {
 		&cobra.Command{Use: "exit-codes", Short: "What each exit code means", Long: exitHelp})
 	usageErrors(c)
 	g.observe(c, s)
-	colourful(c)
 	return c
 }
 
@@ -315,6 +314,7 @@ type globals struct {
 	log      string
 	metrics  string
 	progress string
+	color    string
 }
 
 // usageErrors marks errors of argument checks as usage errors, on every command.
@@ -343,8 +343,9 @@ func (g *globals) observe(root *cobra.Command, s *streams) {
 	root.PersistentFlags().StringVar(&g.log, "log-file", "", "append a log to this `file`, as JSON lines")
 	root.PersistentFlags().StringVar(&g.metrics, "metrics-file", "", "write metrics to this `file`, for node_exporter")
 	root.PersistentFlags().StringVar(&g.progress, "progress", progressAuto, "`how` to show steps: auto (live on a terminal), live, plain or json")
-	root.PersistentPreRunE = func(c *cobra.Command, _ []string) error {
-		if err := s.setProgress(c.CommandPath(), g.progress); err != nil {
+	root.PersistentFlags().StringVar(&g.color, "color", "auto", "`when` to print colours: auto, always or never")
+	root.PersistentPreRunE = func(c *cobra.Command, args []string) error {
+		if err := errors.Join(requireGiven(c, args), setColours(g.color), s.setProgress(c.CommandPath(), g.progress)); err != nil {
 			return err
 		}
 		if s.telemetry != nil {
@@ -363,20 +364,22 @@ func (g *globals) observe(root *cobra.Command, s *streams) {
 	}
 }
 
-// colourful adds --color, which overrides the environment. It sets the environment
-// variables, so hooks and gates that recast starts follow it too.
-func colourful(root *cobra.Command) {
-	var when string
-	root.PersistentFlags().StringVar(&when, "color", "auto", "`when` to print colours: auto, always or never")
-	before := root.PersistentPreRunE
-	root.PersistentPreRunE = func(c *cobra.Command, args []string) error {
-		if err := setColours(when); err != nil {
-			return err
+// requireGiven refuses an empty flag or argument, such as that of a shell variable that is not set: the command would
+// do to all nodes what it was to do to one.
+func requireGiven(c *cobra.Command, args []string) (err error) {
+	c.Flags().Visit(func(f *pflag.Flag) {
+		if slices.Contains([]string{"", "[]", `[""]`}, f.Value.String()) {
+			err = fault.WithHint(errUsage{fmt.Errorf("--%s is empty", f.Name)}, "is a variable of the shell not set? Else leave the flag out")
 		}
-		return before(c, args)
+	})
+	if slices.Contains(args, "") && !c.DisableFlagParsing { // a shell that completes a line gives an empty argument
+		err = fault.WithHint(errUsage{errors.New("an argument is empty")}, "is a variable of the shell not set?")
 	}
+	return err
 }
 
+// setColours overrides the environment. It sets the environment variables, so hooks and gates that recast starts
+// follow it too.
 func setColours(when string) error {
 	switch when {
 	case "auto":

@@ -191,7 +191,7 @@ command, or with recast roll; recast undo NODE cancels it.`,
 		RunE: func(c *cobra.Command, args []string) error {
 			switch {
 			case !c.Flags().Changed("free"):
-			case free == "" || free != args[0]:
+			case free != args[0]:
 				return errUsage{errors.New("--free takes the node's name once more: its disks are deleted for good")}
 			default:
 				return runPrune(c, s, g, pipeline.PruneOptions{Removed: free}, f.yes, f.out)
