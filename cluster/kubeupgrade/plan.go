@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 
-	"golang.org/x/sync/errgroup"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/etcd"
@@ -502,12 +501,9 @@ func Observe(ctx context.Context, talos cluster.TalosReader, kube cluster.KubeRe
 	if o.Dark != nil {
 		return seen, o.Dark
 	}
-	g := errgroup.Group{}
-	g.SetLimit(observe.ObserveLimit)
-	for i, k := range o.Nodes {
-		g.Go(func() error { seen.Nodes[i] = readKubernetes(ctx, talos, kube, k, wanted); return nil })
-	}
-	_ = g.Wait() // each node has its own error
+	observe.EachAtOnce(o.Nodes, observe.ObserveLimit, func(i int, k *cluster.KubeNode) { // each has its own error
+		seen.Nodes[i] = readKubernetes(ctx, talos, kube, *k, wanted)
+	})
 	seen.readEtcd(ctx, talos)
 	if seen.Pods, err = kube.StaticPods(ctx); err != nil {
 		return seen, fmt.Errorf("list the pods of the control planes: %w", err)

@@ -96,22 +96,16 @@ const fileReads = 4
 func CompareFiles(ctx context.Context, r cluster.FileReader, targets []FileTarget, say func(node, text string)) (checks []FileCheck, errs []error) {
 	checks, errs = make([]FileCheck, len(targets)), make([]error, len(targets))
 	var saying sync.Mutex
-	g := errgroup.Group{}
-	g.SetLimit(fileReads)
-	for i, t := range targets {
-		g.Go(func() error {
-			checks[i], errs[i] = compareFiles(ctx, r, t)
-			saying.Lock()
-			defer saying.Unlock()
-			if errs[i] == nil {
-				say(t.Node, checks[i].String())
-			} else {
-				say(t.Node, "its files could not be read")
-			}
-			return nil
-		})
-	}
-	_ = g.Wait() // no call returns an error: each is kept with its target
+	EachAtOnce(targets, fileReads, func(i int, t *FileTarget) {
+		checks[i], errs[i] = compareFiles(ctx, r, *t)
+		saying.Lock()
+		defer saying.Unlock()
+		if errs[i] == nil {
+			say(t.Node, checks[i].String())
+		} else {
+			say(t.Node, "its files could not be read")
+		}
+	})
 	return checks, errs
 }
 
@@ -369,7 +363,7 @@ func ObserveFiles(ctx context.Context, src Sources, wanted []cluster.Wanted, fou
 		return
 	}
 	if src.MachineConfig == nil {
-		eachFound(found, func(i int, f *Found) { f.Volumes = readConfigVolumes(src.Maintenance, wanted[i], f) })
+		EachAtOnce(found, MachinesAtOnce, func(i int, f *Found) { f.Volumes = readConfigVolumes(src.Maintenance, wanted[i], f) })
 		return
 	}
 	open := cluster.Where(found, func(f Found) bool {
@@ -382,7 +376,7 @@ func ObserveFiles(ctx context.Context, src Sources, wanted []cluster.Wanted, fou
 			others = []shown{{src.First, &cluster.Machine{ControlPlane: true, Configs: cluster.Configs{Stored: text, Active: text}, RunningSystem: cluster.RunningSystem{TalosVersion: wanted[i].Build.TalosVersion}}}}
 		}
 	}
-	eachFound(found, func(i int, f *Found) {
+	EachAtOnce(found, MachinesAtOnce, func(i int, f *Found) {
 		switch {
 		case f.Away:
 		case f.Name == src.First:
@@ -425,7 +419,7 @@ func ObserveRunning(ctx context.Context, src Sources, wanted []cluster.Wanted) (
 		return nil, err
 	}
 	out := make([]RunningConfig, len(o.Found))
-	eachFound(o.Found, func(i int, f *Found) {
+	EachAtOnce(o.Found, MachinesAtOnce, func(i int, f *Found) {
 		out[i] = RunningConfig{Node: f.Name, Err: errors.Join(f.Errs...)}
 		if f.Absent != nil {
 			out[i].Err = NotThereYet(f.Name)
@@ -437,19 +431,22 @@ func ObserveRunning(ctx context.Context, src Sources, wanted []cluster.Wanted) (
 	return out, nil
 }
 
-// eachFound calls do for all nodes, some at a time.
-func eachFound(found []Found, do func(i int, f *Found)) {
-	// No call returns an error.
-	_ = tryFound(found, MachinesAtOnce, func(i int, f *Found) error { do(i, f); return nil })
+// EachAtOnce calls do with a pointer to each value, for at most limit values at once.
+func EachAtOnce[T any](values []T, limit int, do func(i int, v *T)) {
+	g := errgroup.Group{}
+	g.SetLimit(limit)
+	for i := range values {
+		g.Go(func() error { do(i, &values[i]); return nil })
+	}
+	_ = g.Wait() // no call returns an error
 }
 
-func tryFound(found []Found, atOnce int, do func(i int, f *Found) error) error {
-	g := errgroup.Group{}
-	g.SetLimit(atOnce)
-	for i := range found {
-		g.Go(func() error { return do(i, &found[i]) })
-	}
-	return g.Wait()
+// tryFound calls do for all nodes and returns the first node's error.
+func tryFound(found []Found, limit int, do func(i int, f *Found) error) error {
+	errs := make([]error, len(found))
+	EachAtOnce(found, limit, func(i int, f *Found) { errs[i] = do(i, f) })
+	err, _ := cluster.Find(errs, func(err error) bool { return err != nil })
+	return err
 }
 
 // CompareConfigs says how a file differs from the configurations that its node has, stored for its next boot and

@@ -547,7 +547,7 @@ func observeLost(ctx context.Context, src Sources, wanted []cluster.Wanted, o *O
 		return nil
 	}
 	rebuilding, problems := o.Rebuilding(), make([]error, len(wanted))
-	eachFound(o.Found, func(i int, f *Found) {
+	EachAtOnce(o.Found, MachinesAtOnce, func(i int, f *Found) {
 		if f.Absent == nil {
 			return
 		}

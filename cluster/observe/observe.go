@@ -267,28 +267,52 @@ func observeMatched(ctx context.Context, src Sources, wanted []cluster.Wanted) (
 	return o, o.compareShapes(ctx, src.Proxmox, wanted)
 }
 
-func observeSources(ctx context.Context, src Sources, wanted []cluster.Wanted) (o Observation, members []cluster.Member, err error) {
-	o.ParkingIDs, o.First, o.Rebuild = src.ParkingIDs, src.First, src.Rebuild
-	var errProxmox, errQuorum, errStorage, errKube, errTalos error
+// Lists are what the servers list, each with the error of its source.
+type Lists struct {
+	Observation
+	Members                    []cluster.Member // of Talos' discovery
+	Unlisted                   error            // why VMs could not be read: with Away, only those on its hosts
+	Proxmox, Kubernetes, Talos error            // why the rest of that source could not be read
+}
+
+// List reads the lists of all sources, side by side. A source that is nil is not asked, and has no error.
+func (src Sources) List(ctx context.Context) (l Lists) {
+	var errQuorum, errStorages error
 	g := errgroup.Group{}
-	g.Go(func() error { o.VMs, errProxmox = src.Proxmox.VMs(ctx); return nil })
-	g.Go(func() error { o.Quorate, errQuorum = src.Proxmox.Quorate(ctx); return nil })
-	g.Go(func() error { o.Storages, errStorage = src.Proxmox.Storages(ctx); return nil })
-	if src.First == "" {
-		g.Go(func() error { o.Nodes, errKube = src.Kube.Nodes(ctx); return nil })
-		g.Go(func() error { members, errTalos = src.Talos.Members(ctx); return nil })
+	if src.Proxmox != nil {
+		g.Go(func() error { l.VMs, l.Unlisted = src.Proxmox.VMs(ctx); return nil })
+		g.Go(func() error { l.Quorate, errQuorum = src.Proxmox.Quorate(ctx); return nil })
+		g.Go(func() error { l.Storages, errStorages = src.Proxmox.Storages(ctx); return nil })
 	}
-	_ = g.Wait() // no call returns an error: each is reported with its source
-	if away, ok := errors.AsType[*cluster.HostsAway](errProxmox); ok {
-		o.Away, errProxmox = away, nil
+	if src.Kube != nil {
+		g.Go(func() error { l.Nodes, l.Kubernetes = src.Kube.Nodes(ctx); return nil })
 	}
-	if err := fault.Prefix("read Proxmox", errors.Join(errProxmox, errQuorum, errStorage)); err != nil {
+	if src.Talos != nil {
+		g.Go(func() error { l.Members, l.Talos = src.Talos.Members(ctx); return nil })
+	}
+	_ = g.Wait() // no call returns an error: each is kept with its source
+	l.Away, _ = errors.AsType[*cluster.HostsAway](l.Unlisted)
+	l.Proxmox = errors.Join(errQuorum, errStorages)
+	return l
+}
+
+func observeSources(ctx context.Context, src Sources, wanted []cluster.Wanted) (o Observation, members []cluster.Member, err error) {
+	if src.First != "" {
+		src.Kube, src.Talos = nil, nil
+	}
+	l := src.List(ctx)
+	o = l.Observation
+	o.ParkingIDs, o.First, o.Rebuild = src.ParkingIDs, src.First, src.Rebuild
+	if l.Away != nil {
+		l.Unlisted = nil
+	}
+	if err := fault.Prefix("read Proxmox", errors.Join(l.Unlisted, l.Proxmox)); err != nil {
 		return Observation{}, nil, err
 	}
 	if o.Parking, err = parking.Readable(o.VMs, src.Cluster); err != nil {
 		return Observation{}, nil, err
 	}
-	err = errors.Join(fault.Prefix("read Kubernetes", errKube), fault.Prefix("read Talos", errTalos))
+	err = errors.Join(fault.Prefix("read Kubernetes", l.Kubernetes), fault.Prefix("read Talos", l.Talos))
 	if err != nil && parking.ControlPlaneOut(o.Parking) {
 		o.Dark = err // the control plane that is out may be the reason
 		return o, nil, nil
@@ -299,7 +323,7 @@ func observeSources(ctx context.Context, src Sources, wanted []cluster.Wanted) (
 	if err != nil {
 		err = namesThatAreOff(err, wanted, o.VMs)
 	}
-	return o, members, fault.WithHint(err, "the Kubernetes API and one control plane's Talos API must answer, and so must etcd behind them: talosctl etcd status, and the consoles in Proxmox; where there is no cluster yet, recast bootstrap makes it; where etcd is lost for good, recast rebuild")
+	return o, l.Members, fault.WithHint(err, "the Kubernetes API and one control plane's Talos API must answer, and so must etcd behind them: talosctl etcd status, and the consoles in Proxmox; where there is no cluster yet, recast bootstrap makes it; where etcd is lost for good, recast rebuild")
 }
 
 // namesThatAreOff adds to a silent cluster's error which VMs with names of nodes are off: it can't tell whose they are.
@@ -501,13 +525,8 @@ func hostsOf(found []Found) (hosts []string) {
 
 // roomsOf reads the space on hosts. A host that does not answer blocks only its own nodes.
 func roomsOf(ctx context.Context, px cluster.StorageReader, hosts []string) map[string]cluster.Room {
-	read := make([]cluster.Room, len(hosts))
-	g := errgroup.Group{}
-	g.SetLimit(ObserveLimit)
-	for i, host := range hosts {
-		g.Go(func() error { read[i] = cluster.RoomOn(ctx, px, host); return nil })
-	}
-	_ = g.Wait() // no call returns an error: each is in its Room
+	read := make([]cluster.Room, len(hosts)) // each has its own error
+	EachAtOnce(hosts, ObserveLimit, func(i int, host *string) { read[i] = cluster.RoomOn(ctx, px, *host) })
 	rooms := map[string]cluster.Room{}
 	for i, host := range hosts {
 		rooms[host] = read[i]

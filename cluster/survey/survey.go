@@ -78,32 +78,31 @@ func (a Assessment) etcd(m cluster.Machine, o observe.Observation, p planning.Po
 
 // LookAround reads as much as it can, for a diagnosis: any source may be nil. A plan must never be made from it.
 func LookAround(ctx context.Context, src observe.Sources, wanted []cluster.Wanted) Survey {
-	s := Survey{Unread: make([]error, len(wanted))}
-	var members []cluster.Member
-	g := errgroup.Group{}
-	g.Go(func() error { s.Proxmox = s.readProxmox(ctx, src.Proxmox); return nil })
-	s.Kubernetes, s.Talos = errNoAccess, errNoAccess
-	if src.Kube != nil {
-		g.Go(func() error { s.Nodes, s.Kubernetes = src.Kube.Nodes(ctx); return nil })
+	s := Survey{Lists: src.List(ctx), Unread: make([]error, len(wanted))}
+	if src.Proxmox == nil {
+		s.Unlisted = errNoAccess
 	}
-	if src.Talos != nil {
-		g.Go(func() error { members, s.Talos = src.Talos.Members(ctx); return nil })
+	if src.Kube == nil {
+		s.Kubernetes = errNoAccess
 	}
-	_ = g.Wait() // no function returns an error: each result is kept
+	if src.Talos == nil {
+		s.Talos = errNoAccess
+	}
 	parking, err := parking.Parkings(s.VMs, src.Cluster)
-	s.Parking, s.Proxmox = parking, errors.Join(s.Proxmox, err)
+	s.Parking, s.Proxmox = parking, errors.Join(s.Unlisted, s.Proxmox, err)
 	s.Found = make([]observe.Found, len(wanted))
 	for i, w := range wanted {
-		s.Found[i], s.Unread[i] = s.match(w, members)
+		s.Found[i], s.Unread[i] = s.match(w)
 	}
 	s.Shared = observe.Shared(s.Found)
 	nodes, vms := observe.Matching(s.Found, func(f *observe.Found) bool { return f.Node != nil }), observe.Matching(s.Found, func(f *observe.Found) bool { return f.VM != nil })
 	var errLocal error
 	var errTies []error
+	g := errgroup.Group{}
 	g.Go(func() error { s.readMachines(ctx, src, wanted); return nil })
 	g.Go(func() error { s.Storage, errLocal = observe.ReadData(ctx, src.Kube, nodes); return nil })
 	g.Go(func() error { errTies = observe.ReadTies(ctx, src.Proxmox, vms); return nil })
-	_ = g.Wait() // as above
+	_ = g.Wait() // no function returns an error: each is kept with its node
 	observe.KnowPods(nodes)
 	why := map[*observe.Found]error{}
 	for i, f := range vms {
@@ -120,10 +119,9 @@ func LookAround(ctx context.Context, src observe.Sources, wanted []cluster.Wante
 
 // Survey is an Observation that may lack parts, each with its error; unmatched nodes have no VM.
 type Survey struct {
-	observe.Observation
-	Proxmox, Kubernetes, Talos error   // why that source could not be read
-	Shared                     []error // two nodes that claim to be the same VM
-	Unread                     []error // one per wanted node: why it was not matched, or what could not be read; nil: nothing
+	observe.Lists
+	Shared []error // two nodes that claim to be the same VM
+	Unread []error // one per wanted node: why it was not matched, or what could not be read; nil: nothing
 }
 
 // Assess lists for every node what forbids which strategy, without a lock only what depends on no build.
@@ -167,9 +165,9 @@ func (s Survey) Needs(wanted []cluster.Wanted, assessments []Assessment) (needs 
 	return needs
 }
 
-func (s *Survey) match(w cluster.Wanted, members []cluster.Member) (observe.Found, error) {
+func (s *Survey) match(w cluster.Wanted) (observe.Found, error) {
 	if s.Kubernetes == nil {
-		f, err := observe.MatchNodes(w, &s.Observation, members)
+		f, err := observe.MatchNodes(w, &s.Observation, s.Members)
 		if f.Away {
 			err = errors.Join(f.Errs...)
 		}
@@ -179,8 +177,8 @@ func (s *Survey) match(w cluster.Wanted, members []cluster.Member) (observe.Foun
 	if i := slices.IndexFunc(s.VMs, func(vm cluster.VM) bool { return w.VMID != 0 && vm.ID == w.VMID }); i >= 0 {
 		f.VM = &s.VMs[i]
 	}
-	if i := slices.IndexFunc(members, func(m cluster.Member) bool { return m.Nodename == w.Name }); i >= 0 {
-		f.Addr = observe.FirstAddr(members[i].Addresses)
+	if i := slices.IndexFunc(s.Members, func(m cluster.Member) bool { return m.Nodename == w.Name }); i >= 0 {
+		f.Addr = observe.FirstAddr(s.Members[i].Addresses)
 	}
 	if f.VM == nil {
 		return f, fmt.Errorf("node %s: which VM it is can't be determined without Kubernetes", w.Name)
@@ -192,27 +190,11 @@ func (s *Survey) readMachines(ctx context.Context, src observe.Sources, wanted [
 	if src.Talos == nil {
 		return
 	}
-	g := errgroup.Group{}
-	g.SetLimit(observe.MachinesAtOnce)
-	for i := range s.Found {
-		if s.Found[i].Absent != nil {
-			continue
+	observe.EachAtOnce(s.Found, observe.MachinesAtOnce, func(i int, f *observe.Found) {
+		if f.Absent == nil {
+			observe.ReadMachine(ctx, src, src.ReadWhole, wanted[i], f)
 		}
-		g.Go(func() error { observe.ReadMachine(ctx, src, src.ReadWhole, wanted[i], &s.Found[i]); return nil })
-	}
-	_ = g.Wait() // as above
-}
-
-func (s *Survey) readProxmox(ctx context.Context, px cluster.Inventory) error {
-	if px == nil {
-		return errNoAccess
-	}
-	var errVMs, errQuorum, errStorages error
-	s.VMs, errVMs = px.VMs(ctx)
-	s.Away, _ = errors.AsType[*cluster.HostsAway](errVMs)
-	s.Quorate, errQuorum = px.Quorate(ctx)
-	s.Storages, errStorages = px.Storages(ctx)
-	return errors.Join(errVMs, errQuorum, errStorages)
+	})
 }
 
 // unseen: Proxmox does not list a storage of the node's disks, which takes Datastore.Audit or AllocateSpace.
@@ -380,15 +362,21 @@ type DiscoverOptions struct {
 
 // Discover finds a cluster's nodes and their VMs, all or none, and reports all problems. Sources.Kube may be nil.
 func Discover(ctx context.Context, src observe.Sources, o DiscoverOptions) (Discovery, error) {
-	d, members, nodes, err := discoverSources(ctx, src)
+	l := src.List(ctx)
+	// All must be complete: an unread VM may be a node.
+	err := errors.Join(fault.Prefix("read Proxmox", errors.Join(l.Unlisted, l.Proxmox)), fault.Prefix("read Talos", l.Talos), fault.Prefix("read Kubernetes", l.Kubernetes))
+	if err == nil {
+		err = requireOneCluster(l.Members, l.Nodes)
+	}
 	if err != nil {
 		return Discovery{}, err
 	}
-	found := whereabouts(members, nodes)
+	d := Discovery{VMs: l.VMs}
+	found := whereabouts(l.Members, l.Nodes)
 	listed := len(found)
 	errs := discoverMachines(ctx, src.Talos, found)
-	known := cluster.Each(members, func(m cluster.Member) []netip.Addr { return m.Addresses })
-	known = append(known, cluster.Each(nodes, func(n cluster.KubeNode) []netip.Addr { return n.Addresses })...)
+	known := cluster.Each(l.Members, func(m cluster.Member) []netip.Addr { return m.Addresses })
+	known = append(known, cluster.Each(l.Nodes, func(n cluster.KubeNode) []netip.Addr { return n.Addresses })...)
 	found, errs, d.Silent = addSeeds(ctx, src.Talos, found, errs, o.Addrs, slices.Concat(known...))
 	if err := allListed(listed, found[listed:], src.Kube != nil); err != nil {
 		return Discovery{}, err
@@ -435,23 +423,6 @@ func Discover(ctx context.Context, src observe.Sources, o DiscoverOptions) (Disc
 	return d, d.unfinished()
 }
 
-// discoverSources reads the VMs, Talos' members and the Nodes, all complete: an unread VM may be a node.
-func discoverSources(ctx context.Context, src observe.Sources) (d Discovery, members []cluster.Member, nodes []cluster.KubeNode, err error) {
-	var errVMs, errTalos, errKube error
-	g := errgroup.Group{}
-	g.Go(func() error { d.VMs, errVMs = src.Proxmox.VMs(ctx); return nil })
-	g.Go(func() error { members, errTalos = src.Talos.Members(ctx); return nil })
-	if src.Kube != nil {
-		g.Go(func() error { nodes, errKube = src.Kube.Nodes(ctx); return nil })
-	}
-	_ = g.Wait() // no function returns an error: each error is reported with its source
-	err = errors.Join(fault.Prefix("read Proxmox", errVMs), fault.Prefix("read Talos", errTalos), fault.Prefix("read Kubernetes", errKube))
-	if err == nil {
-		err = requireOneCluster(members, nodes)
-	}
-	return d, members, nodes, err
-}
-
 func requireOneCluster(members []cluster.Member, nodes []cluster.KubeNode) error {
 	var names []string
 	for _, m := range members {
@@ -486,27 +457,20 @@ func whereabouts(members []cluster.Member, nodes []cluster.KubeNode) (out []Disc
 // discoverMachines reads the machine of every node; the errors are in the order of the nodes.
 func discoverMachines(ctx context.Context, talos cluster.PartReader, nodes []Discovered) []error {
 	errs := make([]error, len(nodes))
-	g := errgroup.Group{}
-	g.SetLimit(observe.ObserveLimit)
-	for i := range nodes {
-		g.Go(func() error {
-			n := &nodes[i]
-			if !n.Addr.IsValid() {
-				errs[i] = fmt.Errorf("node %s: %w", n.Name, observe.NoAddress(n.Name))
-				return nil
-			}
-			m, err := cluster.ReadMachine(ctx, talos, n.Addr)
-			if err != nil {
-				err = fmt.Errorf("node %s: read its machine: %w", n.Name, err)
-			}
-			if err != nil && len(fault.Hints(err)) == 0 {
-				err = fault.WithHint(err, "what a node runs only it can say: bring %s up, then run the same command again", n.Name)
-			}
-			n.Machine, errs[i] = m, err
-			return nil
-		})
-	}
-	_ = g.Wait() // each node keeps its error
+	observe.EachAtOnce(nodes, observe.MachinesAtOnce, func(i int, n *Discovered) {
+		if !n.Addr.IsValid() {
+			errs[i] = fmt.Errorf("node %s: %w", n.Name, observe.NoAddress(n.Name))
+			return
+		}
+		m, err := cluster.ReadMachine(ctx, talos, n.Addr)
+		if err != nil {
+			err = fmt.Errorf("node %s: read its machine: %w", n.Name, err)
+		}
+		if err != nil && len(fault.Hints(err)) == 0 {
+			err = fault.WithHint(err, "what a node runs only it can say: bring %s up, then run the same command again", n.Name)
+		}
+		n.Machine, errs[i] = m, err
+	})
 	return errs
 }
 

@@ -123,7 +123,7 @@ var table = []row{
 	{pkg: "cluster/observe/observetest", allow: []string{"cluster", "cluster/observe", "cluster/clustertest"}},
 	{pkg: "cluster/clustertest/vmsetting"},
 	{pkg: "cluster/...", files: tests, allow: []string{"cluster/clustertest/...", "cluster/observe/observetest", "cluster/rolling/rollingtest"}},
-	{pkg: "cluster/kubeupgrade", allow: []string{"cluster", "cluster/etcd", "cluster/observe", "internal/step", "internal/wait", "internal/fault", "internal/words", errgroup}},
+	{pkg: "cluster/kubeupgrade", allow: []string{"cluster", "cluster/etcd", "cluster/observe", "internal/step", "internal/wait", "internal/fault", "internal/words"}},
 	{pkg: "cluster/config", allow: []string{"internal/redact", yaml}}, // a leaf: compares texts, knows neither clusters, nor Talos, nor the factory
 	{pkg: "cluster/replica", allow: []string{"internal/fault", "internal/foreign", "internal/format", "internal/words"}},
 	{pkg: "cluster/observe", files: tests, allow: []string{"internal/words"}},
