@@ -118,6 +118,20 @@ func (s *Server) Renew(ctx context.Context, manifests []map[string]any) error {
 	return s.seed(ctx, manifests)
 }
 
+// Save returns a function that puts all objects, and what LINSTOR and Mayastor know, back as they are now. Nodes and their
+// Leases are left: machines go on reporting.
+func (s *Server) Save() (putBack func() error) {
+	memory := s.store.(*store.Memory)
+	objects, linstor, mayastor := memory.Objects(), s.control.LINSTOR.Save(), s.control.Mayastor.Save()
+	return func() error {
+		now := memory.Objects()
+		objects[store.Nodes()], objects[store.Leases()] = now[store.Nodes()], now[store.Leases()]
+		linstor()
+		mayastor()
+		return s.replace(objects)
+	}
+}
+
 func (s *Server) replace(objects map[schema.GroupVersionResource][]store.Object) error {
 	memory, ok := s.store.(*store.Memory)
 	if !ok {

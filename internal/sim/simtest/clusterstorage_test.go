@@ -179,8 +179,8 @@ func TestPlanOnCephOfHosts(t *testing.T) {
 		says     string // why the node is refused; "": it is not
 		warn     string // "": nothing of Ceph
 	}
-	eachInLab(t, onCeph(), map[string]story{
-		"not installed":          {strategy: cluster.Recreate},
+	stories := map[string]story{
+		"Ceph is not installed":  {strategy: cluster.Recreate}, // the first in order, for it is not installed later
 		"healthy":                {ceph: &world.Ceph{}, strategy: cluster.Recreate},
 		"inactive":               {ceph: &inactive, strategy: cluster.Recreate, says: inactiveSays},
 		"inactive, and in place": {ceph: &inactive, strategy: cluster.InPlace, says: inactiveSays},
@@ -189,8 +189,8 @@ func TestPlanOnCephOfHosts(t *testing.T) {
 			ceph: &world.Ceph{Silent: true}, strategy: cluster.Recreate,
 			says: "the Proxmox hosts' Ceph does not say how it is (GET /nodes/pve1/ceph/status: 500 rados_connect failed - Connection timed out)",
 		},
-	}, func(t *testing.T, lab *Lab, s story) {
-		lab.Patch(sim.PatchedExtension)
+	}
+	play := func(t *testing.T, lab *Lab, s story) {
 		lab.setRoll("strategy: " + string(s.strategy))
 		if s.ceph != nil {
 			lab.World.SetCeph(*s.ceph)
@@ -203,6 +203,10 @@ func TestPlanOnCephOfHosts(t *testing.T) {
 		i := slices.IndexFunc(plan.Nodes, func(n planning.NodePlan) bool { return n.Node == "wk1" })
 		requireSame(t, refused, plan.Nodes[i].Refused, "refused (-want +got)")
 		requireSame(t, s.warn != "", slices.Contains(plan.Warn, s.warn), "warnings %q (-want +got)", plan.Warn)
+	}
+	inLab(t, onCeph(), func(t *testing.T, lab *Lab) {
+		lab.Patch(sim.PatchedExtension)
+		eachHere(t, lab, stories, play)
 	})
 }
 
@@ -550,7 +554,7 @@ func TestDoctorOfLonghorn(t *testing.T) {
 		state  checkup.State
 		seen   string
 	}
-	eachBy(t, inImpatientLab, map[string]story{
+	stories := map[string]story{
 		"long enough": {func(l *Lab) { l.longhornSetting(waitSetting, "600") }, checkup.OK, fmt.Sprintf(waits, "10m0s")},
 		"less":        {func(*Lab) {}, checkup.OK, fmt.Sprintf(waits, "30s") + ", and wk1 is expected to be away for 4m0s: a roll has it wait 8m0s"},
 		"not at all":  {func(l *Lab) { l.longhornSetting(waitSetting, "0") }, checkup.OK, fmt.Sprintf(waits, "0s") + ", and wk1 is expected to be away for 4m0s: a roll has it wait 8m0s"},
@@ -558,9 +562,12 @@ func TestDoctorOfLonghorn(t *testing.T) {
 			func(l *Lab) { without(store.DaemonSets(), longhornSpace, "longhorn-manager")(l) },
 			checkup.Problem, "there is no DaemonSet longhorn-system/longhorn-manager",
 		},
-	}, func(t *testing.T, lab *Lab, s story) {
-		s.change(lab)
-		requireStorageCheck(t, lab, "Longhorn", s.state, s.seen)
+	}
+	inImpatientLab(t, func(t *testing.T, lab *Lab) {
+		eachHere(t, lab, stories, func(t *testing.T, lab *Lab, s story) {
+			s.change(lab)
+			requireStorageCheck(t, lab, "Longhorn", s.state, s.seen)
+		})
 	})
 }
 

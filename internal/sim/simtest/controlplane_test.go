@@ -821,7 +821,7 @@ var certificateAuthority = regexp.MustCompile(`certificate-authority-data: \S+`)
 
 // With secrets that the lab has not made: a control plane, then another, and workers.
 func TestClusterFromNothing(t *testing.T) {
-	eachIn(t, func(talos string) sim.Options { return sim.Options{Empty: true, TalosVersion: talos} }, map[string]string{
+	eachLongIn(t, func(talos string) sim.Options { return sim.Options{Empty: true, TalosVersion: talos} }, map[string]string{
 		"1.12": "v1.12.7", "1.13": "v1.13.9", "1.14": "v1.14.1",
 	}, func(t *testing.T, lab *Lab, talos string) {
 		f := newFounder(t, lab, talos)

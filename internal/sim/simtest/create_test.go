@@ -83,7 +83,7 @@ func TestCreateRefused(t *testing.T) {
 		spoil   edit
 		refused string
 	}
-	eachInLab(t, oneWorker(), map[string]story{
+	stories := map[string]story{
 		"more memory than there is": {configuration("memory: 4096", "memory: 4096000"), "its VM takes 4000 GiB of memory, and pve1 has "},
 		"the address of another":    {configuration("ip=127.42.7.251/24", "ip=127.42.7.11/24"), "its address is to be 127.42.7.11, which is that of node cp1"},
 		"an unknown host":           {configuration("host: pve1", "host: pve9"), "is nodes[].host, pve9, a Proxmox node?"},
@@ -92,11 +92,14 @@ func TestCreateRefused(t *testing.T) {
 			func(l *Lab) { otherFile("wk2", withOtherToken)(l, drafted{}) },
 			"differs from wk1 in the machine's token, the bootstrap token of Kubernetes: is it the file of another cluster?",
 		},
-	}, func(t *testing.T, lab *Lab, s story) {
-		lab.addNode("wk2", "wk1", "")
-		s.spoil(lab)
-		requireSays(t, strings.Join(lab.planOf(lab.Client(), "wk2", planning.Policy{}).Refused, "\n"), s.refused)
-		requireFault(t, lab.Client().roll(planning.Policy{})(t.Context()), fault.Refused, s.refused)
+	}
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		eachHere(t, lab, stories, func(t *testing.T, lab *Lab, s story) {
+			lab.addNode("wk2", "wk1", "")
+			s.spoil(lab)
+			requireSays(t, strings.Join(lab.planOf(lab.Client(), "wk2", planning.Policy{}).Refused, "\n"), s.refused)
+			requireFault(t, lab.Client().roll(planning.Policy{})(t.Context()), fault.Refused, s.refused)
+		})
 	})
 }
 
@@ -430,7 +433,7 @@ func TestSettingsOfRootThatChangeNothing(t *testing.T) {
 func TestAnImageThatBootsByKexecOnly(t *testing.T) {
 	type story struct{ reboot, talos string }
 	o := func(tc story) sim.Options { return sim.Options{Workers: 3, ControlPlanes: 1, TalosVersion: tc.talos} }
-	eachIn(t, o, map[string]story{
+	eachLongIn(t, o, map[string]story{
 		"canary": {"canary", ""}, "powercycle": {"powercycle", ""}, "kexec": {"kexec", ""}, "1.12, which reboots by itself": {"canary", "v1.12.6"},
 	}, func(t *testing.T, lab *Lab, tc story) {
 		lab.inPlace()
@@ -583,7 +586,7 @@ func (l *Lab) mesh(document bool) {
 
 // Where a node's old peer lists before its new one, it is not reached until that is forgotten: the roll waits for it.
 func TestKubeSpan(t *testing.T) {
-	eachInLab(t, oneWorker(), map[string]bool{"the new one lists first": false, "the old one lists first": true}, func(t *testing.T, lab *Lab, late bool) {
+	eachLong(t, oneWorker(), map[string]bool{"the new one lists first": false, "the old one lists first": true}, func(t *testing.T, lab *Lab, late bool) {
 		lab.mesh(late)
 		lab.Patch(sim.PatchedExtension)
 		lab.NodeIDsBegin(map[bool]string{false: "!", true: "~"}[late])

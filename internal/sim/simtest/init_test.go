@@ -573,7 +573,7 @@ func TestPreparedByImager(t *testing.T) {
 		doctor               checkup.State
 	}
 	const old = "before Talos v1.13 the imager needs loop devices for one, and recast gives it none"
-	eachIn(t, func(s story) sim.Options { return sim.Options{Workers: 1, TalosVersion: s.talos} }, map[string]story{
+	eachLongIn(t, func(s story) sim.Options { return sim.Options{Workers: 1, TalosVersion: s.talos} }, map[string]story{
 		"a disk":            {sim.TalosVersion, "disk", "", checkup.OK},
 		"auto":              {sim.TalosVersion, "auto", "", checkup.OK},
 		"an older Talos":    {talos12, "disk", old, checkup.Problem},

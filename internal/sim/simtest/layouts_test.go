@@ -405,7 +405,7 @@ func TestStuckVolumesOfEveryStrategy(t *testing.T) {
 		rolls   int // of which each fails
 		prepare func(lab *Lab, files configFiles, big string) *Client
 	}
-	eachInLab(t, oneWorker(), map[string]story{
+	eachLong(t, oneWorker(), map[string]story{
 		"recreate": {2, func(lab *Lab, files configFiles, big string) *Client {
 			lab.Patch(sim.PatchedExtension)
 			files.document("wk1", big)

@@ -67,7 +67,7 @@ var rehearsedBy = map[string]string{"by ISO": cluster.BootFromISO, "by disk": cl
 
 // TestRehearse tests one image on two hosts, at the same time, before any node is taken down.
 func TestRehearse(t *testing.T) {
-	eachInLab(t, sim.Options{Workers: 2, Hosts: 2}, rehearsedBy, func(t *testing.T, lab *Lab, boot string) {
+	eachLong(t, sim.Options{Workers: 2, Hosts: 2}, rehearsedBy, func(t *testing.T, lab *Lab, boot string) {
 		lab.BootsDisks(boot)
 		lab.Patch(sim.PatchedExtension)
 		var order []string
@@ -432,7 +432,7 @@ func TestPrepared(t *testing.T) {
 		strategy   cluster.Strategy
 		options    sim.Options
 	}
-	eachIn(t, func(s story) sim.Options { return s.options }, map[string]story{
+	eachLongIn(t, func(s story) sim.Options { return s.options }, map[string]story{
 		"recreate a worker":        {"wk1", "disk", cluster.Recreate, sim.Options{Workers: 1}},
 		"reimage a worker":         {"wk1", "auto", cluster.Reimage, sim.Options{Workers: 1}},
 		"a worker of a data VM":    {"wk1", "disk", cluster.Recreate, sim.Options{Workers: 1, Holder: true}},

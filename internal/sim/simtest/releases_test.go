@@ -246,6 +246,7 @@ func TestEveryReleaseIsTested(t *testing.T) {
 
 // TestNewerRecastHasBeenHere: a newer recast's record stops every other until that recast has finished it.
 func TestNewerRecastHasBeenHere(t *testing.T) {
+	long(t)
 	eachInBubble(t, map[string]string{
 		"another version": `{"version":99,`, "another field": `{"also":true,"version":1,`,
 	}, func(t *testing.T, with string) {

@@ -3,6 +3,8 @@ package simtest
 import (
 	"encoding/json"
 	"fmt"
+	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -105,6 +107,30 @@ func eachBy[S any](t *testing.T, in inLabOf, stories map[string]S, f played[S]) 
 	}
 }
 
+// eachHere plays stories one after the other in one lab. Before each, Kubernetes' objects, storage systems and the user's
+// files are put back. Nothing else may be changed by a story.
+func eachHere[S any](t *testing.T, lab *Lab, stories map[string]S, f played[S]) {
+	putBack, configs, files := lab.Kube.Save(), lab.MachineConfig, map[string][]byte{}
+	must(t, fs.WalkDir(os.DirFS(lab.Dir), ".", func(path string, e fs.DirEntry, err error) error {
+		if err == nil && e.Type().IsRegular() {
+			files[path] = lab.Read(path)
+		}
+		return err
+	}))
+	for i, name := range slices.Sorted(maps.Keys(stories)) {
+		t.Log("story: " + name) // the last of these lines is that of the story that failed
+		if i > 0 {
+			lab.MachineConfig = configs
+			for path, content := range files {
+				lab.Write(path, content)
+			}
+			must(t, putBack())
+			time.Sleep(10 * time.Second) // for controllers and kubelets to see the objects
+		}
+		f(t, lab, stories[name])
+	}
+}
+
 func TestRollBringsAnExtensionPatchOntoTheWorkers(t *testing.T) {
 	inLab(t, sim.Options{Workers: 2}, func(t *testing.T, lab *Lab) {
 		requireDrift(t, lab)
@@ -186,7 +212,7 @@ func TestReplicationOutlivesARoll(t *testing.T) {
 // TestRestrictedTags: where datacenter.cfg restricts tags, Proxmox refuses a VM that is created with
 // any. The new VM, and an old one that comes back, get theirs all the same.
 func TestRestrictedTags(t *testing.T) {
-	eachInLab(t, oneWorker(), map[string]renewal{
+	eachLong(t, oneWorker(), map[string]renewal{
 		"recreated": {strategy: cluster.Recreate},
 		"given up":  {strategy: cluster.Recreate, killed: before("bring-up/configure"), recover: true},
 	}, func(t *testing.T, lab *Lab, tc renewal) {

@@ -3,6 +3,7 @@ package simtest
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"net/http"
 	"slices"
 	"testing"
@@ -439,16 +440,19 @@ func linstorUnread() map[string]storageCase {
 
 // TestPlanOfLINSTOR: a node is refused, by the volume's name, while no other node has a current copy.
 func TestPlanOfLINSTOR(t *testing.T) {
-	planStorage(t, (*Lab).runLINSTOR, linstorCopies())
-	planStorage(t, (*Lab).runLINSTOR, linstorUnread())
+	cases := linstorCopies()
+	maps.Copy(cases, linstorUnread())
+	planStorage(t, (*Lab).runLINSTOR, cases)
 }
 
 func planStorage(t *testing.T, run func(l *Lab, names ...string), cases map[string]storageCase) {
-	eachBy(t, storageLab(run, 2), cases, func(t *testing.T, lab *Lab, tc storageCase) {
-		tc.change(lab)
-		n := planOf(t, lab, "wk1")
-		requireSame(t, tc.refused, n.Refused, "refused (-want +got)")
-		requireSame(t, tc.notes, n.Notes, "notes (-want +got)")
+	inStorageLab(t, run, 2, func(t *testing.T, lab *Lab) {
+		eachHere(t, lab, cases, func(t *testing.T, lab *Lab, tc storageCase) {
+			tc.change(lab)
+			n := planOf(t, lab, "wk1")
+			requireSame(t, tc.refused, n.Refused, "refused (-want +got)")
+			requireSame(t, tc.notes, n.Notes, "notes (-want +got)")
+		})
 	})
 }
 
@@ -607,7 +611,7 @@ func TestDoctorOfLINSTOR(t *testing.T) {
 		state checkup.State
 		seen  string
 	}
-	eachBy(t, storageLab((*Lab).runLINSTOR, 2), map[string]story{
+	stories := map[string]story{
 		"never":       {func(*Lab) {}, checkup.OK, "1 volume"},
 		"soon":        {func(l *Lab) { l.evicting("20") }, checkup.OK, fmt.Sprintf(evicts, 20*time.Minute) + ", and wk1 is expected to be away for 4m0s: a roll has it wait 1h0m0s"},
 		"after a day": {func(l *Lab) { l.evicting("1440") }, checkup.OK, fmt.Sprintf(evicts, 24*time.Hour)},
@@ -616,10 +620,13 @@ func TestDoctorOfLINSTOR(t *testing.T) {
 			l.Kube.LINSTOR().SetNodeProperty("wk1", evictAfter, "60")
 			l.Kube.LINSTOR().SetNodeProperty("wk1", linstorHold, `{"was":"","set":"60","nodes":{"wk1":60}}`)
 		}, checkup.Warning, evictAfter + " of wk1 was not set before recast set it to 60, while wk1 is away"},
-	}, func(t *testing.T, lab *Lab, s story) {
-		drbd(2, "wk1", "wk2")(lab)
-		s.do(lab)
-		requireStorageCheck(t, lab, "LINSTOR", s.state, s.seen)
+	}
+	inStorageLab(t, (*Lab).runLINSTOR, 2, func(t *testing.T, lab *Lab) {
+		eachHere(t, lab, stories, func(t *testing.T, lab *Lab, s story) {
+			drbd(2, "wk1", "wk2")(lab)
+			s.do(lab)
+			requireStorageCheck(t, lab, "LINSTOR", s.state, s.seen)
+		})
 	})
 }
 

@@ -64,6 +64,26 @@ func New(changed func()) *Controller {
 	return &Controller{changed: changed, props: props, online: map[string]bool{}, up: map[string]bool{}, ofNode: map[string]map[string]string{}, evicted: map[string]bool{}}
 }
 
+// Save returns a function that undoes all later changes of properties, and forgets all later nodes and volumes.
+func (c *Controller) Save() (putBack func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	props, ofNode, nodes, volumes, tls := maps.Clone(c.props), cloned(c.ofNode), len(c.nodes), len(c.volumes), c.tls
+	return func() {
+		c.change(func() {
+			c.props, c.ofNode, c.nodes, c.volumes, c.tls = maps.Clone(props), cloned(ofNode), c.nodes[:nodes], c.volumes[:volumes], tls
+		})
+	}
+}
+
+func cloned(ofNode map[string]map[string]string) map[string]map[string]string {
+	out := map[string]map[string]string{}
+	for node, props := range ofNode {
+		out[node] = maps.Clone(props)
+	}
+	return out
+}
+
 // AddNode registers the satellite of a node.
 func (c *Controller) AddNode(name string) {
 	c.change(func() {

@@ -57,6 +57,14 @@ type ControlPlane struct {
 // New makes a control plane, which calls changed after each change from outside.
 func New(changed func()) *ControlPlane { return &ControlPlane{changed: changed, up: map[string]bool{}} }
 
+// Save returns a function that forgets all later nodes and volumes, and enables HA again if it is enabled now.
+func (c *ControlPlane) Save() (putBack func()) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	nodes, volumes, noHA := len(c.nodes), len(c.volumes), c.noHA
+	return func() { c.change(func() { c.nodes, c.volumes, c.noHA = c.nodes[:nodes], c.volumes[:volumes], noHA }) }
+}
+
 // AddNode registers an io-engine with a pool.
 func (c *ControlPlane) AddNode(name string) {
 	c.change(func() { c.nodes, c.up[name] = append(c.nodes, name), true })

@@ -344,6 +344,17 @@ func sameAs(r schema.GroupVersionResource, old, obj Object) error {
 	return nil
 }
 
+// Objects returns all objects by resource.
+func (m *Memory) Objects() map[schema.GroupVersionResource][]Object {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	out := map[schema.GroupVersionResource][]Object{}
+	for r := range m.objects {
+		out[r] = slices.Clone(m.all(r))
+	}
+	return out
+}
+
 // Replace makes the store contain exactly these objects, with their UIDs. Their new revisions are higher than all
 // earlier revisions: the lab's controllers keep watching, and must not see revisions go back.
 func (m *Memory) Replace(objects map[schema.GroupVersionResource][]Object) {
