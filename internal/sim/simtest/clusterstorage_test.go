@@ -336,6 +336,7 @@ func (l *Lab) letInAll() { l.Kube.LetIn(slices.Collect(maps.Values(l.initiators(
 func TestAServerThatKnowsNodesByName(t *testing.T) {
 	inLab(t, twoWorkers, func(t *testing.T, lab *Lab) {
 		lab.isImpatient()
+		lab.Replace("recast.yaml", "timeouts: {", "timeouts: {storage: 10m, ")
 		lab.Patch(sim.PatchedExtension)
 		pods := podsOf("db").Spec
 		pods.Volumes = []corev1.Volume{{Name: "disk", VolumeSource: corev1.VolumeSource{ISCSI: &corev1.ISCSIVolumeSource{TargetPortal: "10.0.0.1", IQN: "iqn.2000-01.com.example:disk"}}}}
