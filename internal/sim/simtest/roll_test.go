@@ -107,7 +107,7 @@ func eachBy[S any](t *testing.T, in inLabOf, stories map[string]S, f played[S]) 
 	}
 }
 
-// eachHere plays stories one after the other in one lab. Before each, Kubernetes' objects, storage systems and the user's
+// eachHere plays stories one after the other in one lab. After each, Kubernetes' objects, storage systems and the user's
 // files are put back. Nothing else may be changed by a story.
 func eachHere[S any](t *testing.T, lab *Lab, stories map[string]S, f played[S]) {
 	putBack, configs, files := lab.Kube.Save(), lab.MachineConfig, map[string][]byte{}
@@ -117,17 +117,15 @@ func eachHere[S any](t *testing.T, lab *Lab, stories map[string]S, f played[S]) 
 		}
 		return err
 	}))
-	for i, name := range slices.Sorted(maps.Keys(stories)) {
+	for _, name := range slices.Sorted(maps.Keys(stories)) {
 		t.Log("story: " + name) // the last of these lines is that of the story that failed
-		if i > 0 {
-			lab.MachineConfig = configs
-			for path, content := range files {
-				lab.Write(path, content)
-			}
-			must(t, putBack())
-			time.Sleep(10 * time.Second) // for controllers and kubelets to see the objects
-		}
 		f(t, lab, stories[name])
+		lab.MachineConfig = configs
+		for path, content := range files {
+			lab.Write(path, content)
+		}
+		must(t, putBack())
+		time.Sleep(10 * time.Second) // for controllers and kubelets to see the objects
 	}
 }
 

@@ -239,21 +239,28 @@ func TestSurgeRefused(t *testing.T) {
 		kind    fault.Kind
 		refused string
 	}
-	eachInLab(t, oneWorker(), map[string]story{
+	stories := map[string]story{
 		"no memory":       {func(l *Lab) { l.Replace("recast.yaml", "surge: {memory: 4096,", "surge: {memory: 4096000,") }, planning.Policy{}, fault.Refused, surgeNode + ": its VM takes 4000 GiB of memory, and pve1 has "},
 		"no storage":      {func(l *Lab) { l.Replace("recast.yaml", "storage: fast, size: 10G", "storage: fats, size: 10G") }, planning.Policy{}, fault.Refused, surgeNode + ": Proxmox has no storage fats"},
 		"no room":         {func(l *Lab) { l.Replace("recast.yaml", "storage: fast, size: 10G", "storage: fast, size: 90T") }, planning.Policy{}, fault.Refused, surgeNode + ": "},
 		"no file":         {func(l *Lab) { l.MachineConfig = configFiles{}.read }, planning.Policy{}, fault.Refused, surgeNode + ": its machine configuration is not in talos.machineConfigs"},
 		"a control plane": {func(l *Lab) { l.MachineConfig = configFiles{surgeNode: l.configOf("cp1")}.read }, planning.Policy{}, fault.Refused, surgeNode + ": it has surge: true, which is for workers, and its machine configuration is that of a control plane"},
 		"left out":        {func(*Lab) {}, planning.Policy{Exclude: []string{surgeNode}}, fault.Config, "roll.surge asks for 1 surge nodes, and this roll has 0"},
-	}, func(t *testing.T, lab *Lab, s story) {
-		lab.AddSurge(1)
-		s.bring(lab)
-		must(t, lab.Client().roll(planning.Policy{})(t.Context())) // no worker is taken out
+	}
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		eachHere(t, lab, stories, func(t *testing.T, lab *Lab, s story) {
+			lab.AddSurge(1)
+			s.bring(lab)
+			must(t, lab.Client().roll(planning.Policy{})(t.Context())) // no worker is taken out
+		})
 		lab.Patch(sim.PatchedExtension)
-		requireFault(t, lab.Client().roll(s.policy)(t.Context()), s.kind, s.refused)
-		lab.requireNoSurge(t)
-		lab.requireServing("wk1")
+		eachHere(t, lab, stories, func(t *testing.T, lab *Lab, s story) {
+			lab.AddSurge(1)
+			s.bring(lab)
+			requireFault(t, lab.Client().roll(s.policy)(t.Context()), s.kind, s.refused)
+			lab.requireNoSurge(t)
+			lab.requireServing("wk1")
+		})
 	})
 }
 
