@@ -463,9 +463,9 @@ func (c *counted) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// ReadProgress parses the note of a transfer: done and total are bytes, rest is the whole note without a comma at its
+// ReadProgress parses the note of a transfer: done and total are bytes, text is the whole note without a comma at its
 // end. ok is false for any other note.
-func ReadProgress(note string) (done, total int64, rest string, ok bool) {
+func ReadProgress(note string) (done, total int64, text string, ok bool) {
 	amount, _, _ := strings.Cut(note, ", ")
 	so, of, found := strings.Cut(amount, " of ")
 	if !found {

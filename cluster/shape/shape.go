@@ -293,7 +293,7 @@ func (c *comparison) disk(d cluster.ShapeDisk) error {
 	}
 	for _, o := range d.Options {
 		name, wanted, _ := strings.Cut(o, "=")
-		if slices.Contains(cluster.DriveOptions(have.Options), cluster.DriveOptions([]string{o})[0]) || have.Option(name) == "" && offByDefault[name] == wanted {
+		if slices.Contains(cluster.DriveOptions(have.Options), cluster.DriveOptions([]string{o})[0]) || have.Option(name) == "" && driveDefaults[name] == wanted {
 			continue
 		}
 		diff := Difference{Key: d.Key + " " + name, Found: have.Option(name), Wanted: wanted, When: Off, setting: d.Key, option: name}
@@ -308,8 +308,8 @@ func (c *comparison) disk(d cluster.ShapeDisk) error {
 	return nil
 }
 
-// offByDefault has the values of missing options of a drive ($drivedesc_base in PVE/QemuServer/Drive.pm).
-var offByDefault = map[string]string{"backup": "1", "replicate": "1", "iothread": "0", "ssd": "0", "discard": "ignore"}
+// driveDefaults has the values of missing options of a drive ($drivedesc_base in PVE/QemuServer/Drive.pm).
+var driveDefaults = map[string]string{"backup": "1", "replicate": "1", "iothread": "0", "ssd": "0", "discard": "ignore"}
 
 func (c *comparison) newDisk(d cluster.ShapeDisk) Difference {
 	allocates := cluster.Disk{Volid: fmt.Sprintf("%s:%d", d.Storage, d.SizeGiB), Options: d.Options}
