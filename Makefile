@@ -49,10 +49,10 @@ demo: build ## the whole story in the embedded lab: patch, lock, build, publish,
 # Where APIDOC is given, what these send to Proxmox is held against the schema of its API.
 test contract stories: export TEST_APIDOC := $(if $(APIDOC),$(abspath $(APIDOC)))
 
-# make check vets, all at once.
+# make check vets, all at once. The package that takes longest begins first, beside those that wait for real clocks.
 test: bin/tools/testsummary bin/tools/longtests compiler ## all tests but the long stories and those of make contract, with the race detector, and those of internal/tools (PKG=./cluster/ for some)
 	@echo "test: compiles recast and its tests first, which takes minutes where Go's build cache has none of it; then a line for each package"
-	@later=$$(GOFLAGS="$$GOFLAGS -race" bin/tools/longtests -names $(PKG)); export GORACE=atexit_sleep_ms=50; { code=0; go test -vet=off -race -short -timeout 20m -json $(if $(filter ./...,$(PKG)),$$(go list ./... | grep -v /internal/contract$$),$(PKG)) || code=$$?; $(if $(filter ./...,$(PKG)),(cd internal/tools && go test -vet=off -json ./...) || code=$$?;) exit $$code; } | bin/tools/testsummary -name test -later "$$later"
+	@later=$$(GOFLAGS="$$GOFLAGS -race" bin/tools/longtests -names $(PKG)); export GORACE=atexit_sleep_ms=50; { code=0; go test -vet=off -race -short -timeout 20m -json $(if $(filter ./...,$(PKG)),./internal/sim/simtest $$(go list ./... | grep -v /internal/contract$$),$(PKG)) || code=$$?; $(if $(filter ./...,$(PKG)),(cd internal/tools && go test -vet=off -json ./...) || code=$$?;) exit $$code; } | bin/tools/testsummary -name test -later "$$later"
 
 stories: bin/tools/testsummary bin/tools/longtests ## all that make test leaves out: whole clusters in the lab, what a person types, an upload of 4 GiB (SLICE=n for every n-th story in the lab, SEED=n for others)
 	@internal/tools/stories '$(or $(SLICE),all)' '$(or $(SEED),1)' | bin/tools/testsummary -name stories
