@@ -170,7 +170,9 @@ type listing struct {
 	vms []cluster.VM
 }
 
-func (l listing) VMs(context.Context) ([]cluster.VM, error) { return l.vms, nil }
+func (l listing) VMs(context.Context) ([]cluster.VM, error)         { return l.vms, nil }
+func (listing) Quorate(context.Context) (bool, error)               { return true, nil }
+func (listing) Storages(context.Context) ([]cluster.Storage, error) { return nil, nil }
 
 type nodeList struct {
 	cluster.Kube
