@@ -267,20 +267,27 @@ func observeMatched(ctx context.Context, src Sources, wanted []cluster.Wanted) (
 	return o, o.compareShapes(ctx, src.Proxmox, wanted)
 }
 
-// Lists are what the servers list, each with the error of its source.
+// Lists are what the servers list, with the error of each source. Hosts that do not answer are in Away, and no error.
 type Lists struct {
 	Observation
 	Members                    []cluster.Member // of Talos' discovery
-	Unlisted                   error            // why VMs could not be read: with Away, only those on its hosts
-	Proxmox, Kubernetes, Talos error            // why the rest of that source could not be read
+	Proxmox, Kubernetes, Talos error            // why that source could not be read
+}
+
+// Incomplete returns why some of Proxmox could not be read; a host that does not answer is a reason.
+func (l Lists) Incomplete() error {
+	if l.Away == nil {
+		return l.Proxmox
+	}
+	return errors.Join(l.Away.Hinted(), l.Proxmox)
 }
 
 // List reads the lists of all sources, side by side. A source that is nil is not asked, and has no error.
 func (src Sources) List(ctx context.Context) (l Lists) {
-	var errQuorum, errStorages error
+	var errVMs, errQuorum, errStorages error
 	g := errgroup.Group{}
 	if src.Proxmox != nil {
-		g.Go(func() error { l.VMs, l.Unlisted = src.Proxmox.VMs(ctx); return nil })
+		g.Go(func() error { l.VMs, errVMs = src.Proxmox.VMs(ctx); return nil })
 		g.Go(func() error { l.Quorate, errQuorum = src.Proxmox.Quorate(ctx); return nil })
 		g.Go(func() error { l.Storages, errStorages = src.Proxmox.Storages(ctx); return nil })
 	}
@@ -291,8 +298,10 @@ func (src Sources) List(ctx context.Context) (l Lists) {
 		g.Go(func() error { l.Members, l.Talos = src.Talos.Members(ctx); return nil })
 	}
 	_ = g.Wait() // no call returns an error: each is kept with its source
-	l.Away, _ = errors.AsType[*cluster.HostsAway](l.Unlisted)
-	l.Proxmox = errors.Join(errQuorum, errStorages)
+	if away, ok := errors.AsType[*cluster.HostsAway](errVMs); ok {
+		l.Away, errVMs = away, nil
+	}
+	l.Proxmox = errors.Join(errVMs, errQuorum, errStorages)
 	return l
 }
 
@@ -303,10 +312,7 @@ func observeSources(ctx context.Context, src Sources, wanted []cluster.Wanted) (
 	l := src.List(ctx)
 	o = l.Observation
 	o.ParkingIDs, o.First, o.Rebuild = src.ParkingIDs, src.First, src.Rebuild
-	if l.Away != nil {
-		l.Unlisted = nil
-	}
-	if err := fault.Prefix("read Proxmox", errors.Join(l.Unlisted, l.Proxmox)); err != nil {
+	if err := fault.Prefix("read Proxmox", l.Proxmox); err != nil {
 		return Observation{}, nil, err
 	}
 	if o.Parking, err = parking.Readable(o.VMs, src.Cluster); err != nil {

@@ -80,7 +80,7 @@ func (a Assessment) etcd(m cluster.Machine, o observe.Observation, p planning.Po
 func LookAround(ctx context.Context, src observe.Sources, wanted []cluster.Wanted) Survey {
 	s := Survey{Lists: src.List(ctx), Unread: make([]error, len(wanted))}
 	if src.Proxmox == nil {
-		s.Unlisted = errNoAccess
+		s.Proxmox = errNoAccess
 	}
 	if src.Kube == nil {
 		s.Kubernetes = errNoAccess
@@ -89,7 +89,7 @@ func LookAround(ctx context.Context, src observe.Sources, wanted []cluster.Wante
 		s.Talos = errNoAccess
 	}
 	parking, err := parking.Parkings(s.VMs, src.Cluster)
-	s.Parking, s.Proxmox = parking, errors.Join(s.Unlisted, s.Proxmox, err)
+	s.Parking, s.Proxmox = parking, errors.Join(s.Incomplete(), err)
 	s.Found = make([]observe.Found, len(wanted))
 	for i, w := range wanted {
 		s.Found[i], s.Unread[i] = s.match(w)
@@ -364,7 +364,7 @@ type DiscoverOptions struct {
 func Discover(ctx context.Context, src observe.Sources, o DiscoverOptions) (Discovery, error) {
 	l := src.List(ctx)
 	// All must be complete: an unread VM may be a node.
-	err := errors.Join(fault.Prefix("read Proxmox", errors.Join(l.Unlisted, l.Proxmox)), fault.Prefix("read Talos", l.Talos), fault.Prefix("read Kubernetes", l.Kubernetes))
+	err := errors.Join(fault.Prefix("read Proxmox", l.Incomplete()), fault.Prefix("read Talos", l.Talos), fault.Prefix("read Kubernetes", l.Kubernetes))
 	if err == nil {
 		err = requireOneCluster(l.Members, l.Nodes)
 	}

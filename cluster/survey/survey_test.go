@@ -168,9 +168,10 @@ func (m machines) ReadParts(_ context.Context, addr netip.Addr, parts cluster.Ma
 type listing struct {
 	cluster.Proxmox
 	vms []cluster.VM
+	err error
 }
 
-func (l listing) VMs(context.Context) ([]cluster.VM, error)         { return l.vms, nil }
+func (l listing) VMs(context.Context) ([]cluster.VM, error)         { return l.vms, l.err }
 func (listing) Quorate(context.Context) (bool, error)               { return true, nil }
 func (listing) Storages(context.Context) ([]cluster.Storage, error) { return nil, nil }
 
@@ -205,12 +206,14 @@ func TestDiscoverAll(t *testing.T) {
 		}
 		return l
 	}
+	away := &cluster.HostsAway{VMs: []cluster.VM{{ID: 300, Host: "pve9"}}, Hosts: []cluster.AwayHost{{Name: "pve9", Why: cluster.IsOffline}}}
 	type row struct {
 		members []cluster.Member
 		kube    cluster.Kube
 		on      map[netip.Addr]cluster.Machine
 		addrs   []netip.Addr
 		silent  []netip.Addr
+		vms     error
 		nodes   string
 		err     string
 		hint    string
@@ -231,10 +234,11 @@ func TestDiscoverAll(t *testing.T) {
 		"elsewhere than it is known to be": {members: members, on: map[netip.Addr]cluster.Machine{a: machine("cp1"), d: machine("wk1")}, addrs: []netip.Addr{d}, nodes: "cp1 wk1"},
 		"of Cluster API":                   {kube: marked(kube("cp1", "wk1"), cluster.NodeMetadata{Annotations: map[string]string{"cluster.x-k8s.io/machine": "home-md-0-x"}}), on: both, err: "node wk1 is of Cluster API (cluster.x-k8s.io/machine: home-md-0-x)", hint: "--exclude wk1"},
 		"of Karpenter":                     {kube: marked(kube("cp1", "wk1"), cluster.NodeMetadata{Labels: map[string]string{"karpenter.sh/nodepool": "default"}}), on: both, err: "node wk1 is of Karpenter", hint: "NodePool"},
+		"a host does not answer":           {members: members, on: both, vms: away, err: "read Proxmox: " + away.Error(), hint: "run the same command again"},
 		"two clusters":                     {members: members, kube: kube("a"), on: both, err: "Talos has the nodes cp1, wk1, Kubernetes has a"},
 		"nowhere":                          {members: members, on: map[netip.Addr]cluster.Machine{a: machine("cp1")}, addrs: []netip.Addr{d}, err: "node wk1: read its machine", hint: "--exclude wk1"},
 	}, func(t *testing.T, tc row) {
-		src := observe.Sources{Proxmox: listing{vms: vms}, Talos: machines{members: tc.members, on: tc.on}, Kube: tc.kube}
+		src := observe.Sources{Proxmox: listing{vms: vms, err: tc.vms}, Talos: machines{members: tc.members, on: tc.on}, Kube: tc.kube}
 		got, err := Discover(t.Context(), src, DiscoverOptions{Addrs: tc.addrs})
 		if said := fmt.Sprint(err); tc.err != "" {
 			must.Hold(t, strings.Contains(said, tc.err) && strings.Contains(strings.Join(fault.Hints(err), "\n"), tc.hint),
