@@ -7,7 +7,6 @@ import (
 	"archive/tar"
 	"bytes"
 	"compress/gzip"
-	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
@@ -206,46 +205,8 @@ func installDir(arch string) string { return "usr/install/" + arch + "/" }
 // gzips pools writers, because each writer has a megabyte of tables.
 var gzips = sync.Pool{New: func() any { return gzip.NewWriter(nil) }}
 
-// packed keeps layers by the digest of their content: the labs of a process build the same images.
-var packed struct {
-	mu    sync.Mutex
-	found map[string][]byte
-}
-
-// keptLayers bounds packed, some of which have megabytes.
-const keptLayers = 200
-
 // layer packs files and symbolic links, by path without a leading slash, into a gzipped layer.
 func layer(files map[string][]byte, links map[string]string, mediaType types.MediaType) (v1.Layer, error) {
-	content := sha256.New()
-	for _, name := range slices.Sorted(maps.Keys(files)) {
-		fmt.Fprintf(content, "%q %d ", name, len(files[name]))
-		content.Write(files[name])
-	}
-	for _, name := range slices.Sorted(maps.Keys(links)) {
-		fmt.Fprintf(content, "%q %q ", name, links[name])
-	}
-	key := string(content.Sum(nil))
-	packed.mu.Lock()
-	b, known := packed.found[key]
-	packed.mu.Unlock()
-	if !known {
-		var err error
-		if b, err = pack(files, links); err != nil {
-			return nil, err
-		}
-		packed.mu.Lock()
-		if packed.found == nil || len(packed.found) >= keptLayers {
-			packed.found = map[string][]byte{}
-		}
-		packed.found[key] = b
-		packed.mu.Unlock()
-	}
-	return partial.CompressedToLayer(gzipped{bytes: b, mediaType: mediaType})
-}
-
-// pack makes a gzipped archive.
-func pack(files map[string][]byte, links map[string]string) ([]byte, error) {
 	var buf bytes.Buffer
 	z := gzips.Get().(*gzip.Writer)
 	defer gzips.Put(z)
@@ -272,7 +233,7 @@ func pack(files map[string][]byte, links map[string]string) ([]byte, error) {
 	if err := z.Close(); err != nil {
 		return nil, fmt.Errorf("end compression: %w", err)
 	}
-	return buf.Bytes(), nil
+	return partial.CompressedToLayer(gzipped{bytes: buf.Bytes(), mediaType: mediaType})
 }
 
 type gzipped struct {
