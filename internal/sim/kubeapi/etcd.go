@@ -120,8 +120,11 @@ func (s *Server) Renew(ctx context.Context, manifests []map[string]any) error {
 
 // Save returns a function that puts all objects, and what LINSTOR and Mayastor know, back as they are now. Nodes and their
 // Leases are left: machines go on reporting.
-func (s *Server) Save() (putBack func() error) {
-	memory := s.store.(*store.Memory)
+func (s *Server) Save() (putBack func() error, err error) {
+	memory, err := s.memory()
+	if err != nil {
+		return nil, err
+	}
 	objects, linstor, mayastor := memory.Objects(), s.control.LINSTOR.Save(), s.control.Mayastor.Save()
 	return func() error {
 		now := memory.Objects()
@@ -129,16 +132,23 @@ func (s *Server) Save() (putBack func() error) {
 		linstor()
 		mayastor()
 		return s.replace(objects)
-	}
+	}, nil
 }
 
 func (s *Server) replace(objects map[schema.GroupVersionResource][]store.Object) error {
+	memory, err := s.memory()
+	if err == nil {
+		memory.Replace(objects)
+	}
+	return err
+}
+
+func (s *Server) memory() (*store.Memory, error) {
 	memory, ok := s.store.(*store.Memory)
 	if !ok {
-		return errors.New("the objects are not the lab's own to replace")
+		return nil, errors.New("the objects are not the lab's own to replace")
 	}
-	memory.Replace(objects)
-	return nil
+	return memory, nil
 }
 
 func (s *Server) restored(value []byte) (r schema.GroupVersionResource, o store.Object, err error) {

@@ -174,13 +174,12 @@ func TestPlanOnCephOfHosts(t *testing.T) {
 		return &world.Ceph{Checks: map[string]world.CephCheck{code: {Severity: severity, Message: message}}}
 	}
 	type story struct {
-		ceph     *world.Ceph // nil: not installed
+		ceph     *world.Ceph // nil: as the lab has it, not installed
 		strategy cluster.Strategy
 		says     string // why the node is refused; "": it is not
 		warn     string // "": nothing of Ceph
 	}
 	stories := map[string]story{
-		"Ceph is not installed":  {strategy: cluster.Recreate}, // the first in order, for it is not installed later
 		"healthy":                {ceph: &world.Ceph{}, strategy: cluster.Recreate},
 		"inactive":               {ceph: &inactive, strategy: cluster.Recreate, says: inactiveSays},
 		"inactive, and in place": {ceph: &inactive, strategy: cluster.InPlace, says: inactiveSays},
@@ -206,6 +205,7 @@ func TestPlanOnCephOfHosts(t *testing.T) {
 	}
 	inLab(t, onCeph(), func(t *testing.T, lab *Lab) {
 		lab.Patch(sim.PatchedExtension)
+		eachHere(t, lab, map[string]story{"not installed": {strategy: cluster.Recreate}}, play)
 		eachHere(t, lab, stories, play)
 	})
 }

@@ -107,10 +107,10 @@ func eachBy[S any](t *testing.T, in inLabOf, stories map[string]S, f played[S]) 
 	}
 }
 
-// eachHere plays stories one after the other in one lab. After each, Kubernetes' objects, storage systems and the user's
-// files are put back. Nothing else may be changed by a story.
+// eachHere plays stories one after the other in one lab. After each, it puts back Kubernetes' objects, storage systems and
+// the files that were there. What else a story changes, every other story must set, too.
 func eachHere[S any](t *testing.T, lab *Lab, stories map[string]S, f played[S]) {
-	putBack, configs, files := lab.Kube.Save(), lab.MachineConfig, map[string][]byte{}
+	putBack, configs, files := valueOf(lab.Kube.Save())(t), lab.MachineConfig, map[string][]byte{}
 	must(t, fs.WalkDir(os.DirFS(lab.Dir), ".", func(path string, e fs.DirEntry, err error) error {
 		if err == nil && e.Type().IsRegular() {
 			files[path] = lab.Read(path)
@@ -118,7 +118,7 @@ func eachHere[S any](t *testing.T, lab *Lab, stories map[string]S, f played[S]) 
 		return err
 	}))
 	for _, name := range slices.Sorted(maps.Keys(stories)) {
-		t.Log("story: " + name) // the last of these lines is that of the story that failed
+		t.Log("story: " + name) // above its errors
 		f(t, lab, stories[name])
 		lab.MachineConfig = configs
 		for path, content := range files {
