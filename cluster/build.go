@@ -107,7 +107,7 @@ func diffDigests(b Build, found string, past History) []Reason {
 	what := "extensions of another lock"
 	switch {
 	case known:
-		what = "the same extensions, built otherwise" // in another order, or from recast.yaml instead of by the factory
+		what = "the same extensions, built differently" // in another order, or from recast.yaml instead of by the factory
 	case b.Overlay.Name != "":
 		what = "extensions or an overlay of another lock"
 	}
@@ -206,7 +206,7 @@ func (m Machine) IsBeingInstalled() bool { return m.FromISO && m.Stage != "runni
 func DiffInstalled(b Build, m RunningSystem, installImage string) (out []Reason) {
 	if m.FromISO {
 		// The installation was interrupted. Nothing else shows it: the phase is "installed".
-		out = append(out, Reason{Code: "boot-iso", Text: "it runs from its boot ISO, not from its system disk: its installation broke off, and it does not boot again by itself", Old: "ISO"})
+		out = append(out, Reason{Code: "boot-iso", Text: "it runs from its boot ISO, not from its system disk: its installation was interrupted, and it does not boot again by itself", Old: "ISO"})
 	}
 	if m.PendingReboot() {
 		out = append(out, Reason{"pending-reboot", fmt.Sprintf("%s is installed, but %s is running: the next reboot starts the other system", m.NextBoot, m.BootEntry), m.BootEntry, m.NextBoot})
@@ -236,7 +236,7 @@ func (b Build) installs(image string) bool {
 func (e LockedExtension) Title() string { return strings.TrimSpace(e.Name + " " + e.Version) }
 
 // PreviousLock says how to go back without a kept disk. recast refuses a lock that does not match what is beside it.
-const PreviousLock = "put the previous lock back, with what it is of (git checkout COMMIT -- recast.yaml recast.lock schematics/), and recast roll"
+const PreviousLock = "restore the previous lock with its recast.yaml and schematics (git checkout COMMIT -- recast.yaml recast.lock schematics/), then recast roll"
 
 // InstallArgs returns the kernel arguments for GRUB in the machine's configuration (extraKernelArgs) as named, and
 // those that the kernel has as running. byImage: GRUB takes the image's instead (grubUseUKICmdline).
@@ -275,15 +275,15 @@ func (w Wanted) ArgsLost(m Machine) []string {
 
 // DropsArgs says why a system that a strategy installs gets no kernel arguments from the configuration; "": it does.
 func (w Wanted) DropsArgs(vm VM, m Machine, s Strategy) string {
-	const systemdBoot = "systemd-boot takes only those of the image"
+	const systemdBoot = "systemd-boot takes only the image's"
 	_, _, byImage := m.InstallArgs()
 	switch {
 	case s.Upgrades() && !m.ByGRUB(vm), !s.Upgrades() && !vm.ByBIOS():
 		return systemdBoot
 	case byImage:
-		return "with grubUseUKICmdline, GRUB takes only those of the image"
+		return "with grubUseUKICmdline, GRUB takes only the image's"
 	case s.Upgrades() && m.InstallsApart():
-		return "the upgrade API of Talos 1.13 and later hands none to GRUB: talos#13967"
+		return "the upgrade API of Talos 1.13 and later passes none to GRUB: talos#13967"
 	case !s.Upgrades() && w.Boot != BootFromISO && w.Boot != "" && w.Build.DiskName != "":
 		return "a disk image has only its own"
 	}
@@ -337,11 +337,11 @@ func whenArgs(vm VM, m Machine, byImage bool) string {
 	case !vm.ByBIOS():
 		return "never with systemd-boot, with which the VM's firmware boots each new system" + put
 	case byImage:
-		return "never with grubUseUKICmdline: true, with which GRUB takes those of the image" + put
+		return "never with grubUseUKICmdline: true, with which GRUB takes the image's" + put
 	case !m.InstallsApart():
 		return "at the next upgrade, recreate or reimage, without grubUseUKICmdline: true"
 	}
-	return "at a recreate or reimage by ISO at the earliest, without grubUseUKICmdline: true: the upgrade API of Talos 1.13 and later hands none to GRUB (talos#13967)" + put
+	return "at a recreate or reimage by ISO at the earliest, without grubUseUKICmdline: true: the upgrade API of Talos 1.13 and later passes none to GRUB (talos#13967)" + put
 }
 
 const useUKI = "machine.install.grubUseUKICmdline"

@@ -377,8 +377,8 @@ var selectorOutcomes = map[SelectorKind]outcomes{
 	ForPartition: {"disk", noVolume, "Talos takes the first one with room", onSystem, "nothing"},
 	ForWholeDisk: {"disk", noVolume, "Talos refuses that for a whole disk, and the node would not be whole", otherUse, "nothing several system"},
 	ForDevice:    {"disk", "Talos waits for it, and the node would not come up: attach the disk first, or change the device", "", otherUse, "nothing system"},
-	ForExisting:  {"volume", noExisting, "Talos takes the first one that it lists, at each boot anew", onSystem, "nothing"},
-	ForMembers:   {"volume", "Talos makes it once something does, for example a volume of the same configuration", "", "", ""},
+	ForExisting:  {"volume", noExisting, "Talos takes the first one that it lists, at each boot", onSystem, "nothing"},
+	ForMembers:   {"volume", "Talos waits until one does, for example a volume of the same configuration", "", "", ""},
 	ForInstall:   {"disk", "recast names the disk itself, but nobody else could install the machine with it", "recast names the disk itself, Talos alone would erase the first one", "", ""},
 }
 

@@ -386,7 +386,7 @@ func TestUnlock(t *testing.T) {
 	t.Parallel()
 	for lock, want := range map[string]string{
 		"backup":    "pvesh get /nodes/pve1/tasks --source active --vmid 101 lists its tasks that still run; where none does, its task has died, and qm unlock 101 on pve1 takes the lock away",
-		"suspended": "it is suspended: qm resume 101 has it go on; qm unlock 101 throws the saved state away",
+		"suspended": "it is suspended: qm resume 101 continues it; qm unlock 101 discards the saved state",
 	} {
 		must.Equal(t, lock, want, (VM{ID: 101, Host: "pve1", Lock: lock}).Unlock())
 	}

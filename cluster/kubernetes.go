@@ -136,10 +136,10 @@ func ParseImage(image string) (imageRef, error) {
 	}
 	var err error
 	if r.Version, err = ParseVersion(tag); err != nil {
-		return imageRef{}, fmt.Errorf("image %q: its tag is no version of Kubernetes such as v1.35.4", image)
+		return imageRef{}, fmt.Errorf("image %q: its tag is not a version of Kubernetes such as v1.35.4", image)
 	}
 	if r.Version.ofVendor() {
-		return imageRef{}, fault.WithHint(fmt.Errorf("image %q: %q in its tag is a vendor's own, and which one another version has is not known", image, r.Version.pre),
+		return imageRef{}, fault.WithHint(fmt.Errorf("image %q: %q in its tag is the vendor's, and that of another version is not known", image, r.Version.pre),
 			"upgrade Kubernetes with the tool of the vendor of these images, or name images with the tags of Kubernetes itself")
 	}
 	return r, nil
@@ -222,7 +222,7 @@ var kubeVersionPattern = regexp.MustCompile(`^v?(\d{1,6})\.(\d{1,6})\.(\d{1,6})(
 func ParseVersion(s string) (Version, error) {
 	m := kubeVersionPattern.FindStringSubmatch(s)
 	if m == nil {
-		return Version{}, fmt.Errorf("%q is no version of Kubernetes: write it like v1.35.4", s)
+		return Version{}, fmt.Errorf("%q is not a version of Kubernetes: write it like v1.35.4", s)
 	}
 	number := func(i int) int { n, _ := strconv.Atoi(m[i]); return n } // at most six digits: no error
 	return Version{number(1), number(2), number(3), m[4]}, nil
@@ -237,7 +237,7 @@ func (v Version) ofVendor() bool { return v.pre != "" && !upstreamPre.MatchStrin
 func CheckKubernetesVersion(s string) error {
 	v, err := ParseVersion(s)
 	if err == nil && (v.ofVendor() || strings.Contains(s, "+")) {
-		err = fmt.Errorf("%q is a vendor's own version: recast goes to those of Kubernetes itself, such as %s or v1.36.0-rc.1", s, v.MinorVersion()+".0")
+		err = fmt.Errorf("%q is a vendor's own version: recast upgrades to those of Kubernetes itself, such as %s or v1.36.0-rc.1", s, v.MinorVersion()+".0")
 	}
 	return fault.As(fault.Config, err)
 }
@@ -613,6 +613,6 @@ func OwnPodFromEnv(getenv func(string) string) (OwnPod, error) {
 
 // OwnPodEvicted is the error of a drain that ends because recast's own pod ends. Its kind is Interrupted.
 func OwnPodEvicted(node string) error {
-	return fault.WithHint(fault.As(fault.Interrupted, fmt.Errorf("this run's own pod was evicted from %s; the roll goes on from the pod that replaces it", node)),
+	return fault.WithHint(fault.As(fault.Interrupted, fmt.Errorf("this run's own pod was evicted from %s; the roll continues in the pod that replaces it", node)),
 		"a Job replaces its pod by itself; where nothing does, run the same command again")
 }

@@ -96,7 +96,7 @@ type Words struct {
 var rows = map[Strategy]row{
 	Auto: {from: Serving}, // for a node for which no strategy was possible
 	Create: {Nowhere, VMMade, SystemNew, bringsImage | bringsConfig | bringsShape, 4 * time.Minute, Words{
-		Done: "was made", Cancel: "says how to give it up",
+		Done: "was made", Cancel: "says how to cancel it",
 	}},
 	Recreate: {Serving, VMAgain, SystemNew, bringsImage | bringsConfig | bringsShape, 4 * time.Minute, Words{
 		Done: "recreated", System: "parked and replaced by a blank one",

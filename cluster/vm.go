@@ -144,7 +144,7 @@ func Forming(vm VM) bool { return vm.Lock == "create" && vm.Config["description"
 func HalfMade(vm VM) error {
 	err := fault.ClaimHeld.Refusedf("%s is locked by its creation (create), and nothing else is known of it", vm)
 	if !vm.empty() {
-		return fault.WithHint(err, "%s. qm config %d shows what it has: it is no VM that recast may delete, so another one has that number; see whose it is", vm.tasks(), vm.ID)
+		return fault.WithHint(err, "%s. qm config %d shows what it has: recast may not delete that VM, so it is another one with its number; see whose it is", vm.tasks(), vm.ID)
 	}
 	return fault.WithHint(err, "%s. Where none does any more, it was killed: remove what it left there, as root, with "+
 		"qm unlock %d && qm destroy %[2]d, then run the same command again", vm.tasks(), vm.ID)
@@ -157,7 +157,7 @@ func (vm VM) tasks() string {
 // Unlock says what to do about a lock that no task removes.
 func (vm VM) Unlock() string {
 	if vm.Lock == "suspended" || vm.Lock == "suspending" {
-		return fmt.Sprintf("it is suspended: qm resume %d has it go on; qm unlock %[1]d throws the saved state away", vm.ID)
+		return fmt.Sprintf("it is suspended: qm resume %d continues it; qm unlock %[1]d discards the saved state", vm.ID)
 	}
 	return fmt.Sprintf("%s; where none does, its task has died, and qm unlock %d on %s takes the lock away", vm.tasks(), vm.ID, vm.Host)
 }
@@ -306,7 +306,7 @@ func RequireRemakeable(vm VM, hostArch string) error {
 		return nil
 	}
 	return fault.WithHint(fault.VMChanged.Refusedf("%s has %s, which only root@pam may set, so that a new VM could not have it: it is not deleted", vm, strings.Join(keys, ", ")),
-		"reimage keeps such a VM. If its node does without (qm config %d shows what it is): qm set %[1]d --delete %s, as root, then run the same command again", vm.ID, strings.Join(keys, ","))
+		"reimage keeps such a VM. If its node does not need it (qm config %d shows what it is): qm set %[1]d --delete %s, as root, then run the same command again", vm.ID, strings.Join(keys, ","))
 }
 
 // MadeAnew lists what Proxmox itself sets in a recreated VM (API2/Qemu.pm, create_vm) and a token can't write.

@@ -73,9 +73,9 @@ var (
 func (o Options) check() error {
 	switch {
 	case !namespaceForm.MatchString(o.Namespace):
-		return fault.Configf("%q is no name of a namespace: use up to 63 lower-case letters, digits and hyphens", o.Namespace)
+		return fault.Configf("%q is not the name of a namespace: use up to 63 lower-case letters, digits and hyphens", o.Namespace)
 	case !imageForm.MatchString(o.Image):
-		return fault.Configf("%q is no reference to an image, such as %s:v1.2.3", o.Image, Image)
+		return fault.Configf("%q is not a reference to an image, such as %s:v1.2.3", o.Image, Image)
 	case o.Replicas < 1:
 		return fault.Configf("%d replicas: at least 1 is needed", o.Replicas)
 	}

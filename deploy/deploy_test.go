@@ -268,8 +268,8 @@ func TestPolicyOfJobs(t *testing.T) {
 func TestManifestsRefuses(t *testing.T) {
 	t.Parallel()
 	for want, o := range map[string]Options{
-		"no name of a namespace": {Namespace: "Recast"},
-		"no reference to an":     {Image: "x: y"},
+		"not the name of a namespace": {Namespace: "Recast"},
+		"not a reference to an":     {Image: "x: y"},
 		"at least 1":             {Replicas: -1},
 	} {
 		_, err := Manifests(o)

@@ -576,7 +576,7 @@ func (w *workspace) installer(ctx context.Context) error {
 	case err != nil:
 		return err
 	case found:
-		w.say("%s is there already: it is verified instead of being built again", tag)
+		w.say("%s already exists: it is verified instead of being built again", tag)
 	default:
 		if digest, err = w.makeInstaller(ctx, lock, e); err != nil {
 			return err

@@ -474,7 +474,7 @@ func (h Half) advise() []Advice {
 	case h.VMState == VMStranger:
 		return []Advice{{fmt.Sprintf("qm config %d", h.VMID), "shows which VM has the number; recast does not touch it, and continues when the number is free"}}
 	case h.Rebuild != "":
-		return []Advice{{"recast rebuild CONTROL-PLANE --from FILE", "as it was run, with the same snapshot, goes on"}}
+		return []Advice{{"recast rebuild CONTROL-PLANE --from FILE", "as it was run, with the same snapshot, continues"}}
 	case h.GivenUp:
 		return []Advice{{roll, "continues to put the old system disk back"}}
 	case h.Strategy.System() == cluster.SystemKept:

@@ -351,7 +351,7 @@ type FleetRollSpec struct {
 	// Paused begins nothing until it is Running again; Aborted for ever. What runs, runs to its end.
 	// +kubebuilder:default=Running
 	// +kubebuilder:validation:Enum=Running;Paused;Aborted
-	// +kubebuilder:validation:XValidation:rule="oldSelf != 'Aborted' || self == 'Aborted'",message="state: an aborted FleetRoll can't go on, make another one"
+	// +kubebuilder:validation:XValidation:rule="oldSelf != 'Aborted' || self == 'Aborted'",message="state: an aborted FleetRoll can't be resumed, make another one"
 	State FleetState `json:"state,omitempty"`
 	// Sets the annotation recast.dev/talos-target of each cluster when its turn comes. They need lock: Update.
 	// +kubebuilder:validation:Pattern=`^v?[0-9]+\.[0-9]+\.[0-9]+(-[0-9a-z.-]+)?$`

@@ -172,7 +172,7 @@ func (a *acquisition) look(ctx context.Context) (done bool, seen string, err err
 	case found.Beat != a.seen.Beat:
 		return false, "", wait.Stop(found.alive("", ""))
 	case asked.Sub(a.since) >= a.watch():
-		a.say("claim of cluster %s: it has stood still for %s; taking it over from %s%s", a.Cluster, a.watch(), found, a.suspended(found, ", which is suspended: continued, it ends"))
+		a.say("claim of cluster %s: its heartbeat has stood still for %s; taking it over from %s%s", a.Cluster, a.watch(), found, a.suspended(found, ", which is suspended, and ends when it continues"))
 		return a.take(ctx, found)
 	}
 	return false, "held by " + a.watched(found, a.since), nil
@@ -264,7 +264,7 @@ func (h Holder) String() string { return foreign.Line(fmt.Sprintf("pid %d on %s"
 
 // GoesOn says how to continue a suspended holder.
 func (h Holder) GoesOn() string {
-	return fmt.Sprintf("fg in its terminal, or kill -CONT %d, lets it go on", h.PID)
+	return fmt.Sprintf("fg in its terminal, or kill -CONT %d, resumes it", h.PID)
 }
 
 // State is what a claim's VM or Lease says about it.
@@ -322,7 +322,7 @@ func decode(b string) (s State, err error) {
 // deletion says how to delete the VM of a claim that nobody holds any more, if nothing is lost with it.
 func deletion(vm cluster.VM) string {
 	if !vm.Bare() {
-		return fmt.Sprintf("look at VM %d on %s (qm config %[1]d): it runs, or has drives, which no claim does; see whose it is, and take the line of the claim out of its Notes", vm.ID, vm.Host)
+		return fmt.Sprintf("see whose VM %d on %s is (qm config %[1]d): it runs, or has drives, which a claim never does; then remove the claim's line from its Notes", vm.ID, vm.Host)
 	}
 	return fmt.Sprintf("delete that VM, on %s: qm set %[2]d --protection 0 && qm destroy %[2]d. It has no disk: nothing is lost with it", vm.Host, vm.ID)
 }
@@ -373,7 +373,7 @@ func ofVM(vm cluster.VM, cluster string) (State, error) {
 			"%s; the next run makes a new one. "+
 				"That is safe %s after the edit: a run that held the claim has lost it, and has stopped by then", deletion(vm), Watch)
 	case !ok:
-		return State{}, fault.WithHint(fault.ClaimHeld.Refusedf("%s has the number that recast needs for its claim, and is none", vm),
+		return State{}, fault.WithHint(fault.ClaimHeld.Refusedf("%s has the number that recast needs for its claim, and is not a claim", vm),
 			"give recast numbers that nobody else uses: proxmox.vmids")
 	case s.Cluster != cluster:
 		return State{}, fault.WithHint(fault.ClaimHeld.Refusedf("%s is the claim of cluster %s, not of %s", vm, s.Cluster, cluster),

@@ -288,7 +288,7 @@ func (h *Held) Release(ctx context.Context) error {
 		return nil
 	}
 	return fault.WithHint(fault.ClaimLost.Of(fmt.Errorf("give the claim of cluster %s back: %w", h.claim.Cluster, err)),
-		"nothing needs to be done: the next run takes it over once it has stood still for %s", h.claim.watch())
+		"nothing needs to be done: the next run takes it over once its heartbeat has stood still for %s", h.claim.watch())
 }
 
 func (h *Held) giveBack(ctx context.Context) error {

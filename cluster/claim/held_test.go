@@ -43,8 +43,8 @@ func TestClaimLeavesOtherVMsAlone(t *testing.T) {
 		"another cluster's claim":  {other, `VM 9000 "recast-claim" on pve1 is the claim of cluster c2, not of c1`},
 		"with other Notes":         {edit(func(vm *cluster.VM) { vm.Config["description"] = "mine" }), `VM 9000 "recast-claim" on pve1 is a claim of recast, and someone has edited its Notes: which run holds it can't be read`},
 		"with no Notes and name":   {edit(func(vm *cluster.VM) { vm.Name = "x"; delete(vm.Config, "description") }), `VM 9000 "x" on pve1 is a claim of recast, and someone has edited its Notes: which run holds it can't be read`},
-		"with no Notes and a disk": {edit(func(vm *cluster.VM) { vm.Config["description"], vm.Config["scsi0"] = "", "fast:vm-9000-disk-0" }), `VM 9000 "recast-claim" on pve1 has the number that recast needs for its claim, and is none`},
-		"a foreign VM":             {cluster.VM{ID: 9000, Name: "web", Host: "pve2"}, `VM 9000 "web" on pve2 has the number that recast needs for its claim, and is none`},
+		"with no Notes and a disk": {edit(func(vm *cluster.VM) { vm.Config["description"], vm.Config["scsi0"] = "", "fast:vm-9000-disk-0" }), `VM 9000 "recast-claim" on pve1 has the number that recast needs for its claim, and is not a claim`},
+		"a foreign VM":             {cluster.VM{ID: 9000, Name: "web", Host: "pve2"}, `VM 9000 "web" on pve2 has the number that recast needs for its claim, and is not a claim`},
 		"a damaged claim":          {broken, `VM 9000 "recast-claim" on pve1: the claim in its description can't be read: unexpected end of JSON input`},
 	}, func(t *testing.T, tc row) {
 		p := newClaimPVE(tc.vm)
@@ -567,7 +567,7 @@ func TestPatience(t *testing.T) {
 		"quorum is lost meanwhile":    {lock: "backup", lasts: minute, before: true, noQuorum: true, took: minute, err: "no quorum", hint: "pvecm status", said: []string{"waiting for VM 101: it is locked (backup)"}},
 		"for too long":                {lock: "backup", lasts: 24 * time.Hour, before: true, took: lockWait, err: "VM 101 free: gave up after 15m0s; last seen: it is locked (backup)", hint: "qm unlock 101", said: []string{"waiting for VM 101: it is locked (backup)"}},
 		"a lock that no task has":     {lock: "suspended", lasts: 24 * time.Hour, before: true, err: `VM 101 "wk1" on pve1 is locked (suspended)`, hint: "qm unlock 101"},
-		"such a lock before the read": {lock: "suspended", lasts: 24 * time.Hour, err: "is locked (suspended): VM is locked", hint: "throws the saved state away"},
+		"such a lock before the read": {lock: "suspended", lasts: 24 * time.Hour, err: "is locked (suspended): VM is locked", hint: "discards the saved state"},
 	}, func(t *testing.T, c row) {
 		f := &lockedVM{vm: cluster.VM{ID: 101, Name: "wk1", Host: "pve1", Config: map[string]string{"memory": "512"}}, leaves: c.leaves, noQuorum: c.noQuorum}
 		read, _ := f.VM(t.Context(), 101)

@@ -107,7 +107,7 @@ func ReadSnapshot(ctx context.Context, file string, copied bool) (found Snapshot
 	}
 	if body < smallestDatabase || body%512 != 0 {
 		if copied {
-			return found, fmt.Errorf("%s has %d bytes: it is no copy of a database of etcd", file, info.Size())
+			return found, fmt.Errorf("%s has %d bytes: it is not an etcd database", file, info.Size())
 		}
 		return found, fmt.Errorf("snapshot has %d bytes: it was cut off, or carries no checksum", info.Size())
 	}
@@ -142,7 +142,7 @@ func BackUp(ctx context.Context, etcd cluster.EtcdReader, ask []netip.Addr, file
 		return Backup{}, err
 	}
 	if len(v.Statuses) == 0 {
-		return Backup{}, errors.Join(append(problems, errors.New("no endpoint of the talosconfig says how etcd is"))...)
+		return Backup{}, errors.Join(append(problems, errors.New("no endpoint of the talosconfig reports the state of etcd"))...)
 	}
 	fit, err := v.Fit()
 	if err != nil {
@@ -161,7 +161,7 @@ func BackUp(ctx context.Context, etcd cluster.EtcdReader, ask []netip.Addr, file
 			return b, nil
 		}
 		if _, local := errors.AsType[*fs.PathError](err); local {
-			return Backup{}, fault.WithHint(fmt.Errorf("save the snapshot: %w", err), "give it room there, or another place with --to")
+			return Backup{}, fault.WithHint(fmt.Errorf("save the snapshot: %w", err), "free space there, or name another place with --to")
 		}
 		err = fmt.Errorf("snapshot of etcd from %s: %w", b.Member, err)
 		if failed = append(failed, err); ctx.Err() != nil {
@@ -169,7 +169,7 @@ func BackUp(ctx context.Context, etcd cluster.EtcdReader, ask []netip.Addr, file
 		}
 		b.Warnings = append(b.Warnings, err.Error())
 	}
-	return Backup{}, errors.Join(append(failed, errors.New("no member gave a snapshot of etcd that can be used; none was saved"))...)
+	return Backup{}, errors.Join(append(failed, errors.New("no member of etcd gave a usable snapshot; none was saved"))...)
 }
 
 // Backup is a saved snapshot of etcd.
@@ -376,7 +376,7 @@ func requireSingle(ctx context.Context, talos cluster.MemberReader, node string,
 	}
 	if unknown := cluster.Where(nodes, func(n string) bool { return !known[n] }); len(unknown) > 0 {
 		return fault.WithHint(fault.EtcdSnapshot.Refusedf("whether %s is the only control plane can't be determined: Talos' discovery does not know %s at present", node, strings.Join(unknown, ", ")),
-			"start what is off, or take out of nodes in recast.yaml what is gone for good; where discovery is switched off, and %s has always been the only one: %s", node, disasterRecovery)
+			"start the machines that are off, or remove from nodes in recast.yaml those that are gone for good; where discovery is switched off, and %s has always been the only one: %s", node, disasterRecovery)
 	}
 	return nil
 }
@@ -482,7 +482,7 @@ func (b *Begin) begin(ctx context.Context) error {
 		state, last, err := b.Talos.EtcdService(ctx, b.Target.Addr)
 		if err == nil && state == "Failed" {
 			return false, "", wait.Stop(fault.WithHint(fmt.Errorf("etcd could not begin with %s: %s", with, last),
-				"%s; talosctl -n %s list %s shows whether it left something there, which has to go first: %s, which also wipes whatever else that volume holds", b.Failed, b.Target.Addr, DataDir, WipeByReset))
+				"%s; talosctl -n %s list %s shows whether it left files there, which must be deleted first: %s, which also wipes whatever else that volume holds", b.Failed, b.Target.Addr, DataDir, WipeByReset))
 		}
 		if state == "Running" && err == nil {
 			err = silent
@@ -524,7 +524,7 @@ func (s Source) Require(ctx context.Context, sum string) error {
 	case sum == "":
 		return nil
 	case s.File == "":
-		return fault.EtcdSnapshot.Refusedf("etcd is to begin with the snapshot with SHA-256 %s, which is not given: run the same recast rebuild again", sum)
+		return fault.EtcdSnapshot.Refusedf("etcd must begin with the snapshot with SHA-256 %s, which this command does not have: run the same recast rebuild again", sum)
 	}
 	now, err := s.Sum(ctx)
 	if err == nil && now != sum {
@@ -557,7 +557,7 @@ func (v View) Fit() (fit []cluster.EtcdMember, err error) {
 	for id := range unknown {
 		if len(v.Members) > 0 {
 			return nil, fault.WithHint(fault.EtcdSnapshot.Refusedf("an endpoint of the talosconfig runs etcd member %x, which the others (%s) do not know: there are two etcds, and which is the cluster's can't be determined", id, v.Names()),
-				"talosctl etcd members, asked of each endpoint, shows who is with whom; talosctl etcd snapshot takes one of a member that you trust")
+				"talosctl etcd members, asked of each endpoint, shows which members know each other; talosctl etcd snapshot takes one of a member that you trust")
 		}
 	}
 	if len(fit) == 0 {

@@ -59,7 +59,7 @@ func TestReadSnapshot(t *testing.T) {
 		"no key":    {snapshotOf(t, 0), false, Snapshot{Members: members}, ""},
 		"a copy":    {body, true, Snapshot{Revision: 3001, Members: members}, ""},
 
-		"a snapshot, said to be a copy":   {large, true, Snapshot{}, "it is no copy of a database of etcd"},
+		"a snapshot, said to be a copy":   {large, true, Snapshot{}, "it is not an etcd database"},
 		"a copy, not said to be one":      {body, false, Snapshot{}, "it was cut off, or carries no checksum"},
 		"empty":                           {nil, false, Snapshot{}, "snapshot has 0 bytes"},
 		"an odd end":                      {large[:5000], false, Snapshot{}, "snapshot has 5000 bytes: it was cut off"},
@@ -222,7 +222,7 @@ func TestBackUpEtcd(t *testing.T) {
 		"corrupt":        {status: []cluster.EtcdStatus{corrupt, member(2, 2), member(3, 2)}, kind: fault.Refused, err: []string{"do not hold the same data", "CORRUPT on member cp3"}},
 		"two etcds":      {status: []cluster.EtcdStatus{member(1, 1), member(9, 9), {}}, kind: fault.Refused, err: []string{"runs etcd member 9, which the others (cp1, cp2, cp3) do not know"}},
 		"no leader":      {status: []cluster.EtcdStatus{member(1, 0), {}, {}}, kind: fault.Refused, err: []string{"follows a leader"}},
-		"no answer":      {status: []cluster.EtcdStatus{{}, {}, {}}, kind: fault.Failed, err: []string{"127.0.0.3: no answer", "no endpoint of the talosconfig says how etcd is"}},
+		"no answer":      {status: []cluster.EtcdStatus{{}, {}, {}}, kind: fault.Failed, err: []string{"127.0.0.3: no answer", "no endpoint of the talosconfig reports the state of etcd"}},
 		"none is usable": {status: []cluster.EtcdStatus{member(1, 1), member(2, 1), member(3, 1)}, bad: []int{0, 1, 2}, asked: []string{"127.0.0.1", "127.0.0.2", "127.0.0.3"}, kind: fault.Failed, err: []string{"from cp3: snapshot has", "none was saved"}},
 	}
 	must.Each(t, cases, func(t *testing.T, c row) {

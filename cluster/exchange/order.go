@@ -54,7 +54,7 @@ func (get Source) TakeDown(remember step.Step, stop ...step.Step) step.Step {
 // steps, from a VM with all its disks to the end of the exchange. A VM without a system disk gets one after that: a new
 // VM gets its prepared disk; after an interrupted installation, the other blank disk may not have come.
 func (get Source) BringUp(system step.Step, serve ...step.Step) step.Step {
-	renew := step.Step{ID: "renew-disk", Title: "see that it has a system disk", Risk: step.Disruptive}
+	renew := step.Step{ID: "renew-disk", Title: "check the system disk", Risk: step.Disruptive}
 	attach := step.Step{
 		ID: "attach", Code: fault.ParkedHalf, Title: "give the persistent disks back", Risk: step.Disruptive,
 		Steps: get.steps((*Replace).attachSteps),
@@ -73,7 +73,7 @@ func (get Source) BringUp(system step.Step, serve ...step.Step) step.Step {
 // exchange is unfinished.
 func (get Source) Finish(node []step.Step, after ...step.Step) step.Step {
 	return step.Step{
-		ID: "finish", Title: "put back what was taken away for the roll",
+		ID: "finish", Title: "restore the settings of VM and node",
 		Steps: get.steps(func(r *Replace) []step.Step {
 			keep := step.Step{ID: "keep", Title: "keep the old system disk parked", Skip: r.kept, Do: r.keep}
 			if get.Strategy.ParksNothing() {
@@ -94,9 +94,9 @@ func (get Source) PutBack(stop func(*Replace) []step.Step, start, node []step.St
 			r.Strategy = cluster.PutBack
 			finish := slices.Concat(r.RestoreSteps(), node, []step.Step{{ID: "close", Title: "close the record", Do: r.CloseRecord}})
 			return slices.Concat(
-				[]step.Step{{ID: "give-up", Title: "note that the replacement is given up", Do: r.giveUp}},
+				[]step.Step{{ID: "give-up", Title: "record that the replacement is cancelled", Do: r.giveUp}},
 				stop(r), r.putBackSteps(), start,
-				[]step.Step{{ID: "finish", Title: "put back what was taken away for the roll", Risk: step.Destructive, Steps: step.List(finish...)}},
+				[]step.Step{{ID: "finish", Title: "restore the settings of VM and node", Risk: step.Destructive, Steps: step.List(finish...)}},
 			)
 		}),
 	}
@@ -492,7 +492,7 @@ func (r *Replace) growPrepared(ctx context.Context, disk cluster.Disk, bytes uin
 	switch size := disk.SizeBytes(); {
 	case size < uint64(max(r.DiskBytes, 0)):
 		return fault.WithHint(fault.DiskMismatch.Refusedf("%s of parking VM %d has %d bytes, and the disk in %s has %d: it was not imported whole", disk.Volid, r.Parking, size, r.Prepared, r.DiskBytes),
-			"recast undo %s gives the exchange up, and recast prune frees that disk; nothing was done to the node", r.VM.Name)
+			"recast undo %s cancels the exchange, and recast prune frees that disk; nothing was done to the node", r.VM.Name)
 	case size >= bytes:
 		return nil
 	}

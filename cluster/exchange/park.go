@@ -67,7 +67,7 @@ func (r *Replace) onlyOnce(ctx context.Context, d parking.ParkedDisk) error {
 		return err
 	}
 	return fault.WithHint(fault.ParkedHalf.Refusedf("%s has %s (%s), and %s has %s (%s): only one of them is the disk that is to change hands",
-		vm, d.Key, vm.Config[d.Key], park, d.ParkKey, parked.Volid), "take the one that someone has put there away, then run the same command again; neither was touched. qm disk move gives it to another VM; qm set --delete of an unusedN would free it for good")
+		vm, d.Key, vm.Config[d.Key], park, d.ParkKey, parked.Volid), "remove the disk that someone attached there, then run the same command again; neither was touched. qm disk move gives it to another VM; qm set --delete of an unusedN would free it for good")
 }
 
 func (r *Replace) park(ctx context.Context, d parking.ParkedDisk) error {
@@ -224,10 +224,10 @@ func (r *Replace) settle(ctx context.Context) error {
 }
 
 func (r *Replace) settleStep() step.Step {
-	return step.Step{ID: "settle", Code: fault.ParkedHalf, Title: "see that no hand-over of a disk was cut off", Risk: step.Disruptive, Do: r.settle}
+	return step.Step{ID: "settle", Code: fault.ParkedHalf, Title: "check that no hand-over of a disk was cut off", Risk: step.Disruptive, Do: r.settle}
 }
 
-// isSpare says whether a hand-over is of a new system disk that was given up: its key on the parking VM is that of
+// isSpare says whether a hand-over is of a new system disk of a cancelled replacement: its key on the parking VM is that of
 // no disk that the node had.
 func (r *Replace) isSpare(in parking.Intent) bool {
 	at := in.ToKey
@@ -302,7 +302,7 @@ type mover struct {
 	px      cluster.Proxmox
 	record  openRecord // on the parking VM
 	host    string
-	isSpare func(parking.Intent) bool    // whether the disk is a new system disk that was given up: nothing waits for it
+	isSpare func(parking.Intent) bool    // whether the disk is a new system disk of a cancelled replacement: nothing waits for it
 	say     func(parking.Intent, string) // reports what a hand-over waits for
 }
 
@@ -403,7 +403,7 @@ func (m mover) dropDangling(ctx context.Context, in parking.Intent) error {
 				in.Volid, users[0], vm.ID, vm.Host)
 		}
 	}
-	return fmt.Errorf("VM %d names %s still, which is there no more, although it was removed", in.From, in.Volid)
+	return fmt.Errorf("VM %d still names %s, which no longer exists, although its entry was removed", in.From, in.Volid)
 }
 
 // findUnnamed finishes a hand-over that was interrupted in Proxmox: it gives the one volume that
@@ -543,7 +543,7 @@ func (m mover) once(ctx context.Context, in parking.Intent, seen *pair) error {
 func (m mover) handable(in parking.Intent, from cluster.VM) (disk cluster.Disk, err error) {
 	value, attached := from.Config[in.Key]
 	if !attached {
-		return disk, fault.WithHint(fault.ParkedHalf.Refusedf("%s has no %s to hand over to VM %d, which has not got it either", from, in.Key, in.To),
+		return disk, fault.WithHint(fault.ParkedHalf.Refusedf("%s has no %s to hand over to VM %d, which does not have it either", from, in.Key, in.To),
 			"recast status shows where every disk is; nothing was deleted")
 	}
 	disk, err = cluster.ParseDisk(in.Key, value)
@@ -632,7 +632,7 @@ func (r *Replace) knowPods(ctx context.Context, vm *cluster.VM, before []cluster
 }
 
 func (r *Replace) missingDrives(vm cluster.VM, before, have []cluster.Disk) (problems []error) {
-	const again = "set that right, then run the same command again"
+	const again = "correct that, then run the same command again"
 	for _, d := range before {
 		h, there := cluster.FindDrive(have, d.Key)
 		switch {
@@ -663,8 +663,8 @@ func (r *Replace) addedDrives(vm cluster.VM, before, have []cluster.Disk) (probl
 			problems = append(problems, fault.WithHint(fault.DiskMismatch.Refusedf("%s has %s (%s), a pod's volume, although it was drained", vm, h.Key, h.Volid),
 				"wait until its driver has taken it away: kubectl get volumeattachments says whose it is. Then run the same command again"))
 		default:
-			problems = append(problems, fault.WithHint(fault.DiskMismatch.Refusedf("%s has %s (%s), which the old one had not", vm, h.Key, h.Volid),
-				"take it out of VM %d: %s; then run the same command again; nothing of it was touched", vm.ID, takeOut(vm, h)))
+			problems = append(problems, fault.WithHint(fault.DiskMismatch.Refusedf("%s has %s (%s), which the old VM did not have", vm, h.Key, h.Volid),
+				"take it out of VM %d: %s; then run the same command again; it was not touched", vm.ID, takeOut(vm, h)))
 		}
 	}
 	return problems
@@ -688,7 +688,7 @@ func ReadOthers(ctx context.Context, px cluster.Inventory, id cluster.VMID) (o O
 		},
 		wait.Into(&o.storages, func() ([]cluster.Storage, error) { return px.Storages(ctx) }),
 	)
-	return o, fault.Prefix(fmt.Sprintf("see who else uses the disks of VM %d", id), err)
+	return o, fault.Prefix(fmt.Sprintf("check who else uses the disks of VM %d", id), err)
 }
 
 // RequireAlone refuses to start a VM with a disk that another VM could write to at the same time: Proxmox lets
@@ -761,9 +761,9 @@ func foundElsewhere(d parking.ParkedDisk, vms []cluster.VM) (at, volid string) {
 	}
 	switch {
 	case len(found) == 0 && d.Holder != 0:
-		return fmt.Sprintf("named by no VM: it was of VM %d", d.Holder), d.Volid
+		return fmt.Sprintf("no VM names it; it belonged to VM %d", d.Holder), d.Volid
 	case len(found) == 0:
-		return "named by no VM under its old name or serial: see whether the storage still has it", d.Volid
+		return "no VM names it under its old name or serial: see whether the storage still has it", d.Volid
 	case len(found) == 1:
 		return "now " + found[0], volid
 	}

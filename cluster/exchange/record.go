@@ -146,7 +146,7 @@ func WriteRecord(ctx context.Context, px cluster.Editor, park cluster.VM, rec pa
 // giveUp notes in the record that the exchange is cancelled. From then on recast only puts the old system disk back.
 func (r *Replace) giveUp(ctx context.Context) error {
 	if r.Restore != nil {
-		return fault.ParkedHalf.Refusedf("a rollback of VM %d is not given up: it is finished, and then rolled back", r.VM.ID)
+		return fault.ParkedHalf.Refusedf("a rollback of VM %d can't be cancelled: it is finished, and then undone", r.VM.ID)
 	}
 	return r.record().update(ctx, func(rec *parking.Record) { rec.PutBack = true })
 }

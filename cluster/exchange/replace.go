@@ -376,7 +376,7 @@ func (r *Replace) changedSince(vm cluster.VM) []string {
 		case !there:
 			changed = append(changed, key+" is gone")
 		default:
-			changed = append(changed, key+" is another one")
+			changed = append(changed, key+" was changed")
 		}
 	}
 	for _, key := range slices.Sorted(maps.Keys(vm.Config)) {
@@ -420,7 +420,7 @@ func (r *Replace) deleteSame(ctx context.Context) error {
 		return stillThere(vm, owned, fault.ParkedHalf.Refusedf("%s still owns %s, which would be deleted with it", vm, volumesOf(owned)))
 	case vm.Config["vmstate"] != "" || vm.Config["parent"] != "" || len(vm.Pending) > 0:
 		// Proxmox would delete what they name, too (qemu-server, QemuServer.pm, destroy_vm).
-		return fault.VMChanged.Refusedf("%s has a saved state, a snapshot or pending changes (%s), which it had not: it is not deleted",
+		return fault.VMChanged.Refusedf("%s has a saved state, a snapshot or pending changes (%s), new since the plan was made: it is not deleted",
 			vm, strings.TrimSpace(strings.Join(append(slices.Clone(vm.Pending), vm.Config["vmstate"], vm.Config["parent"]), " ")))
 	}
 	if err := errors.Join(cluster.RequireRemakeable(vm, r.HostArch), cluster.RequireRemakeable(r.VM, r.HostArch)); err != nil {
@@ -512,7 +512,7 @@ func stillThere(vm cluster.VM, drives []cluster.Disk, err error) error {
 	for _, d := range drives {
 		err = fault.WithHint(err, "%s", takeOut(vm, d))
 	}
-	return fault.WithHint(err, "take that out of VM %d, then run the same command again; nothing was deleted", vm.ID)
+	return fault.WithHint(err, "remove that from VM %d, then run the same command again; nothing was deleted", vm.ID)
 }
 
 func volumesOf(drives []cluster.Disk) string {

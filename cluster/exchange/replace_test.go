@@ -548,7 +548,7 @@ func deletionRows() []guard {
 		{"delete", vm(elsewhere), "is not the VM that was planned", ""},
 		{"delete", vm(running), "was started by someone else", ""},
 		{"delete", vm(func(vm *cluster.VM) { vm.Lock = "suspended" }), "is locked (suspended)", ""},
-		{"delete", all(on(101, kv{"memory": "2048"}), was(kv{"memory": "1024"})), "memory is another one", ""},
+		{"delete", all(on(101, kv{"memory": "2048"}), was(kv{"memory": "1024"})), "memory was changed", ""},
 		{"delete", all(on(101, kv{"onboot": "0"}), was(kv{"onboot": "1"})), "", "delete 101"},
 		{"delete", all(on(101, kv{"memory": "2048\n"}), was(kv{"memory": "2048"})), "", "delete 101"},
 		{"delete", was(kv{"memory": "1024"}), "memory is gone", ""},
@@ -677,7 +677,7 @@ func recordRows() []guard {
 		{"compare", was(kv{"ide2": "none,media=cdrom"}), "", ""},
 		{"compare", on(101, kv{"scsi1": "fast:vm-101-disk-1"}), "has options", ""},
 		{"compare", on(101, kv{"scsi2": "fast:vm-200-disk-9"}), "before: fast:vm-200-disk-0", ""},
-		{"compare", on(101, kv{"scsi5": "fast:vm-101-disk-9"}), "which the old one had not", ""},
+		{"compare", on(101, kv{"scsi5": "fast:vm-101-disk-9"}), "which the old VM did not have", ""},
 		{"compare", all(on(101, kv{"scsi5": "fast:vm-9999-pvc-0b5f"}), func(g *guarded) { g.r.VM.Pods = []string{"fast:vm-9999-pvc-0b5f"} }), "a pod's volume, although it was drained", ""},
 		{"alone", on(101, bad), "no volume in", ""},
 		{"alone", on(200, kv{"scsi7": "fast:vm-101-disk-1"}), "the volume of scsi1 is also scsi7 of VM 200: qm set 200 --delete scsi7 keeps the volume", ""},
@@ -692,7 +692,7 @@ func recordRows() []guard {
 		{"kept", note("mine"), "no longer says so", ""},
 		{"kept", record(func(rec *parking.Record) { rec.Open = false }), "said the old system disk is on VM 9900", ""},
 		{"give up", note("recast-record: {"), "can't be read", ""},
-		{"give up", func(g *guarded) { g.r.Restore = &parking.KeptDisk{} }, "is not given up", ""},
+		{"give up", func(g *guarded) { g.r.Restore = &parking.KeptDisk{} }, "can't be cancelled", ""},
 		{"firewall", func(g *guarded) { delete(g.Firewalls, 101) }, "the firewall of VM 101", ""},
 	}
 }

@@ -116,11 +116,11 @@ func NewPlan(name, to string, seen Seen) (Plan, error) {
 }
 
 const (
-	alreadyPast = "it is %s already, and Kubernetes goes to no version before: give --to (kubernetes.version) %s or later"
+	alreadyPast = "it is %s already, and Kubernetes can't be downgraded: set --to (kubernetes.version) %s or later"
 	daemonSet   = "DaemonSet kube-proxy"
 	// pending is the refusal of a staged or tried configuration: the upgrade edits the stored configuration and
 	// applies all of it (MachineReader.MachineConfig).
-	pending = "it has a configuration that is staged or tried, and the upgrade would make all of the stored one live: reboot it, or apply the one that is meant, first"
+	pending = "it has a staged or a tried configuration, and the upgrade would make all of that live: first reboot it, or apply the configuration that is wanted"
 )
 
 type kubernetesPlanner struct {
@@ -304,12 +304,12 @@ func withHints(err error) string {
 // skipNodeRegistration), and that API server would not be upgraded.
 func (p *kubernetesPlanner) members(seen Seen) {
 	if seen.EtcdErr != nil {
-		p.refuse("", "who the members of etcd are, and so which control planes there are, is not known: %s", strings.ReplaceAll(withHints(seen.EtcdErr), "\n", "; "))
+		p.refuse("", "the members of etcd, and so the control planes, are not known: %s", strings.ReplaceAll(withHints(seen.EtcdErr), "\n", "; "))
 	}
 	for _, m := range seen.Etcd {
 		if !slices.ContainsFunc(p.Nodes, func(n Node) bool { return n.images.APIServer != "" && seen.holds(n.Node, m) }) {
-			p.refuse("etcd member "+m.Label(), "its machine is no control plane that Kubernetes shows, and its API server would stay behind: "+
-				"see that it registers as a node (kubectl get nodes; machine.kubelet.skipNodeRegistration), and where its machine is gone for good, that talosctl etcd status shows it no more: talosctl etcd remove-member %x", m.ID)
+			p.refuse("etcd member "+m.Label(), "its machine is not a control plane that Kubernetes shows, and its API server would stay behind: "+
+				"check that it registers as a node (kubectl get nodes; machine.kubelet.skipNodeRegistration), and where its machine is gone for good, that talosctl etcd status shows it no more: talosctl etcd remove-member %x", m.ID)
 		}
 	}
 }
@@ -403,7 +403,7 @@ func (p Plan) RequireSame(shown Plan) error {
 	if len(other) == 0 {
 		return nil
 	}
-	return fault.WithHint(fault.PlanMoved.Refusedf("the cluster is no longer as the plan says: %s", strings.Join(other, "; ")), "nothing was changed; the same command again shows the plan of now")
+	return fault.WithHint(fault.PlanMoved.Refusedf("the cluster is no longer as the plan says: %s", strings.Join(other, "; ")), "nothing was changed; the same command again makes a new plan")
 }
 
 func (n Node) differs(shown Node) (how []string) {
@@ -704,11 +704,11 @@ func (u *Upgrade) requireEtcd(ctx context.Context) error {
 		return fault.WithHint(fault.EtcdUnhealthy.Of(fault.As(fault.Refused, err)), "talosctl etcd status; bring etcd back first")
 	}
 	if wrong := v.Unhealthy(""); len(wrong) > 0 {
-		return fault.WithHint(fault.EtcdUnhealthy.Refusedf("etcd is not healthy: %s", strings.Join(wrong, "; ")), "talosctl etcd status; talosctl etcd alarm list; put etcd right first")
+		return fault.WithHint(fault.EtcdUnhealthy.Refusedf("etcd is not healthy: %s", strings.Join(wrong, "; ")), "talosctl etcd status; talosctl etcd alarm list; repair etcd first")
 	}
 	for _, m := range v.Members {
 		if err := u.requireMember(ctx, m, ask); err != nil {
-			return fault.WithHint(fault.EtcdUnhealthy.Refusedf("etcd member %s is no control plane of the plan: %w", m.Label(), err),
+			return fault.WithHint(fault.EtcdUnhealthy.Refusedf("etcd member %s is not a control plane of the plan: %w", m.Label(), err),
 				"a control plane that joins has to be a Ready node of Kubernetes first, and the same command again takes it into account; one that is gone has to leave etcd (talosctl etcd members)")
 		}
 	}

@@ -97,10 +97,10 @@ func TestPlanKubernetes(t *testing.T) {
 		"two minors": {"v1.34.6", "v1.36.1", as, "", []string{
 			"Kubernetes is upgraded one minor version at a time, and v1.34.6 → v1.36.1 skips v1.35 (cp1 runs v1.34.6): recast upgrade-k8s --to the newest v1.35 first",
 		}},
-		"back a patch":     {"v1.35.4", "v1.35.3", as, "", []string{"kube-apiserver of cp1, kube-controller-manager of cp1, kube-scheduler of cp1, kube-proxy of cp1 and 3 more: it is v1.35.4 already, and Kubernetes goes to no version before"}},
+		"back a patch":     {"v1.35.4", "v1.35.3", as, "", []string{"kube-apiserver of cp1, kube-controller-manager of cp1, kube-scheduler of cp1, kube-proxy of cp1 and 3 more: it is v1.35.4 already, and Kubernetes can't be downgraded"}},
 		"one is ahead":     {"v1.35.4", "v1.35.5", image("wk1", cluster.Kubelet, "ghcr.io/siderolabs/kubelet:v1.36.0"), "", []string{"kubelet of wk1: it is v1.36.0 already"}},
 		"pinned by digest": {"v1.35.4", "v1.36.1", image("cp1", cluster.APIServer, "registry.k8s.io/kube-apiserver:v1.35.4@sha256:00"), "", []string{"kube-apiserver of cp1: image \"registry.k8s.io/kube-apiserver:v1.35.4@sha256:00\" is pinned by a digest"}},
-		"no version":       {"v1.35.4", "v1.36.1", image("wk1", cluster.Kubelet, "reg.local/kubelet:latest"), "", []string{"kubelet of wk1: image \"reg.local/kubelet:latest\": its tag is no version"}},
+		"no version":       {"v1.35.4", "v1.36.1", image("wk1", cluster.Kubelet, "reg.local/kubelet:latest"), "", []string{"kubelet of wk1: image \"reg.local/kubelet:latest\": its tag is not a version"}},
 		"no tag":           {"v1.35.4", "v1.36.1", image("wk1", cluster.Kubelet, "reg.local:5000/kubelet"), "", []string{"kubelet of wk1: image \"reg.local:5000/kubelet\" has no tag"}},
 		"old kubelet":      {"v1.35.4", "v1.36.1", kubelet("wk1", "v1.32.9"), "", []string{"wk1: its kubelet is v1.32.9, more than 3 minor versions before v1.36.1, which its API servers would not serve: recast upgrade-k8s --to v1.35.4 brings it along first"}},
 		"kubelet 3 behind": {"v1.35.4", "v1.36.1", kubelet("wk1", "v1.33.9"), "ghcr.io/siderolabs/kubelet:v1.36.1", nil},
@@ -122,15 +122,15 @@ func TestPlanKubernetes(t *testing.T) {
 		}, "", []string{"cp1: flag x", "the cluster is managed by tuppr as well", "wk9: a roll has changed it and not finished"}},
 		"another kube-proxy": {"v1.35.4", "v1.36.1", func(s Seen) Seen { s.Proxy.Image = "registry.k8s.io/kube-proxy:v1.37.0"; return s }, "", []string{"DaemonSet kube-proxy: it is v1.37.0 already"}},
 		"a vendor's tag": {"v1.35.4", "v1.36.1", image("cp1", cluster.APIServer, "reg.local/kube-apiserver:v1.35.4-fips.1"), "", []string{
-			"kube-apiserver of cp1: image \"reg.local/kube-apiserver:v1.35.4-fips.1\": \"fips.1\" in its tag is a vendor's own, and which one another version has is not known: upgrade Kubernetes with the tool of the vendor of these images",
+			"kube-apiserver of cp1: image \"reg.local/kube-apiserver:v1.35.4-fips.1\": \"fips.1\" in its tag is the vendor's, and that of another version is not known: upgrade Kubernetes with the tool of the vendor of these images",
 		}},
 		"a candidate":       {"v1.36.0-rc.1", "v1.36.0", as, "registry.k8s.io/kube-apiserver:v1.36.0", nil},
-		"staged":            {"v1.35.4", "v1.36.1", staged, "", []string{"wk1: it has a configuration that is staged or tried"}},
+		"staged":            {"v1.35.4", "v1.36.1", staged, "", []string{"wk1: it has a staged or a tried configuration"}},
 		"staged, untouched": {"v1.35.4", "v1.35.4", staged, "", nil},
 		"a control plane without a Node": {"v1.35.4", "v1.36.1", func(s Seen) Seen {
 			s.Etcd = append(s.Etcd, cluster.EtcdMember{ID: 0xc2, Name: "cp2", Peers: []string{"https://10.0.0.12:2380"}})
 			return s
-		}, "", []string{"etcd member cp2: its machine is no control plane that Kubernetes shows"}},
+		}, "", []string{"etcd member cp2: its machine is not a control plane that Kubernetes shows"}},
 		"a Node of another name": {"v1.35.4", "v1.36.1", func(s Seen) Seen { s.Etcd[0].Name = "cp1-host"; return s }, "registry.k8s.io/kube-apiserver:v1.36.1", nil},
 		"etcd is down on it": {"v1.35.4", "v1.36.1", func(s Seen) Seen {
 			s.Etcd[0].Name = "cp1-host"
@@ -140,7 +140,7 @@ func TestPlanKubernetes(t *testing.T) {
 		"etcd is unknown": {"v1.35.4", "v1.36.1", func(s Seen) Seen {
 			s.Etcd, s.EtcdErr = nil, errors.New("no answer")
 			return s
-		}, "", []string{"who the members of etcd are, and so which control planes there are, is not known: no answer"}},
+		}, "", []string{"the members of etcd, and so the control planes, are not known: no answer"}},
 	}, checkPlan)
 }
 
@@ -493,10 +493,10 @@ func TestRequireOthers(t *testing.T) {
 		"an etcd member that has no Node": {func(p *threePlanes) {
 			p.members = append(p.members, cluster.EtcdMember{ID: 9, Name: "cp9", Peers: []string{"https://127.0.0.9:2380"}})
 			p.machines[unplanned] = cluster.MachineKubernetes{UUID: "uuid-9"}
-		}, spotOf{"cp1", cluster.Kubelet}, "etcd member cp9 is no control plane of the plan"},
+		}, spotOf{"cp1", cluster.Kubelet}, "etcd member cp9 is not a control plane of the plan"},
 		"a member whose machine does not answer": {func(p *threePlanes) {
 			p.members = append(p.members, cluster.EtcdMember{ID: 9, Name: "cp9", Peers: []string{"https://127.0.0.9:2380"}})
-		}, spotOf{}, "is no control plane of the plan: 127.0.0.9 is silent"},
+		}, spotOf{}, "is not a control plane of the plan: 127.0.0.9 is silent"},
 		"etcd has no leader":                    {func(p *threePlanes) { p.etcd.Leader = 0 }, spotOf{}, "etcd is not healthy"},
 		"etcd lists no members":                 {func(p *threePlanes) { p.etcdErr = cluster.ErrNotNow }, spotOf{}, "no control plane says who the members of etcd are"},
 		"the Nodes are not read":                {func(p *threePlanes) { p.nodesErr = cluster.ErrNotNow }, spotOf{}, "list Kubernetes nodes"},
@@ -555,7 +555,7 @@ func TestSetAsksTwice(t *testing.T) {
 		})
 		u := p.upgrade()
 		k := kubernetesStep{Upgrade: u, n: u.Plan.find("cp1"), c: cluster.Scheduler, path: "x"}
-		must.FailAs(t, must.Err(k.set(t.Context())), fault.Refused, "cp1: it has a configuration that is staged or tried")
+		must.FailAs(t, must.Err(k.set(t.Context())), fault.Refused, "cp1: it has a staged or a tried configuration")
 	})
 }
 

@@ -117,7 +117,7 @@ func (u *Upgrade) pull(ctx context.Context, n Node, images []ImageChange) error 
 		}
 		if err != nil {
 			return fault.WithHint(fault.NotPullable.Refusedf("%s can't fetch %s: %w", n.Node, i.To, err),
-				"nothing was restarted; does that version exist, may the node reach that registry, and does it have room for the image?")
+				"nothing was restarted; check that the version exists, that the node can reach the registry, and that it has room for the image")
 		}
 	}
 	return nil

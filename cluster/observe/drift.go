@@ -59,7 +59,7 @@ func Diff(w cluster.Wanted, f Found, past cluster.History) Drift {
 		d.Notes = append(d.Notes, stuckVolumes(*f.Machine)...)
 	}
 	if f.Machine != nil && f.Machine.ConfigHidden {
-		d.Notes = append(d.Notes, "not compared, for it takes a talosconfig with the role os:admin: its machine configuration, and a system that waits for a reboot")
+		d.Notes = append(d.Notes, "not compared, because that needs a talosconfig with the role os:admin: its machine configuration, and a system that waits for a reboot")
 	}
 	if f.File != nil {
 		reasons, unread := diffConfig(*f.File)
@@ -167,7 +167,7 @@ func (d *Drift) sayMends() {
 		}
 		of := cluster.Where(cluster.Strategies, by)
 		names := cluster.Each(of, func(s cluster.Strategy) string { return string(s) })
-		r.Text += " (only " + cmp.Or(strings.Join(names, " or "), "a person") + " mends that)"
+		r.Text += " (only " + cmp.Or(strings.Join(names, " or "), "a person") + " fixes that)"
 	}
 }
 
@@ -298,7 +298,7 @@ func diffVM(w cluster.Wanted, f Found) (out []cluster.Reason, notes []string) {
 	switch {
 	case want == 0 || have == 0 || have == want:
 	case have > want:
-		notes = append(notes, fmt.Sprintf("system disk %s has %s, more than the %dG wanted: recast never makes one smaller", system.Key, system.Option("size"), w.SystemGiB))
+		notes = append(notes, fmt.Sprintf("system disk %s has %s, more than the %dG wanted: recast never shrinks a disk", system.Key, system.Option("size"), w.SystemGiB))
 	default:
 		size := fmt.Sprintf("%dG", w.SystemGiB)
 		out = append(out, cluster.Reason{
@@ -691,7 +691,7 @@ func builder(author string) string {
 
 func (j judged) summary(p Provenance) (out []string) {
 	if p.Contradicted() {
-		out = append(out, "contradicted: "+strings.Join(names(p.Links, Contradicted), ", ")+": what the node shows does not fit together, so that nothing which it says of its image can be relied on")
+		out = append(out, "contradicted: "+strings.Join(names(p.Links, Contradicted), ", ")+": the node's answers contradict each other, so nothing that it says about its image can be relied on")
 	}
 	switch {
 	case j.known != nil && j.Wanted != nil && j.known.Build.ID == j.Wanted.Build.ID:

@@ -307,7 +307,7 @@ func TestDiffOfBootAndNode(t *testing.T) {
 		"legacy order":  {change: func(_ *cluster.Wanted, f *Found) { f.VM.Config["boot"] = "cdn" }},
 		"CD first": {
 			change: func(_ *cluster.Wanted, f *Found) { f.VM.Config["boot"] = "order=ide2;scsi0" },
-			want:   []cluster.Reason{{Code: "boot-order", Text: "it boots from ide2 before its system disk scsi0 (only recreate or reimage mends that)", Old: "ide2", New: "scsi0"}},
+			want:   []cluster.Reason{{Code: "boot-order", Text: "it boots from ide2 before its system disk scsi0 (only recreate or reimage fixes that)", Old: "ide2", New: "scsi0"}},
 		},
 		"unproven system disk": {
 			change: func(_ *cluster.Wanted, f *Found) { f.Machine.SystemDisk, f.VM.Config["boot"] = "", "order=ide2;scsi0" },
@@ -315,11 +315,11 @@ func TestDiffOfBootAndNode(t *testing.T) {
 		},
 		"small system disk": {
 			change: func(w *cluster.Wanted, _ *Found) { w.SystemGiB = 16 },
-			want:   []cluster.Reason{{Code: "system-disk-size", Text: "system disk scsi0: 10G → 16G (only recreate or reimage mends that)", Old: "10G", New: "16G"}},
+			want:   []cluster.Reason{{Code: "system-disk-size", Text: "system disk scsi0: 10G → 16G (only recreate or reimage fixes that)", Old: "10G", New: "16G"}},
 		},
 		"large system disk": {
 			change: func(w *cluster.Wanted, _ *Found) { w.SystemGiB = 8 },
-			notes:  []string{"system disk scsi0 has 10G, more than the 8G wanted: recast never makes one smaller"},
+			notes:  []string{"system disk scsi0 has 10G, more than the 8G wanted: recast never shrinks a disk"},
 		},
 		"any size": {change: func(w *cluster.Wanted, _ *Found) { w.SystemGiB = 0 }},
 		"not rebooted yet": {
@@ -404,7 +404,7 @@ func TestDiffOfAHiddenConfiguration(t *testing.T) {
 	f.Machine.ConfigHidden = true
 	d := Diff(w, f, clustertest.Past)
 	if d.Stale || len(d.Unread) > 0 || !slices.ContainsFunc(d.Notes, func(note string) bool {
-		return strings.HasPrefix(note, "not compared, for it takes a talosconfig with the role os:admin: its machine configuration")
+		return strings.HasPrefix(note, "not compared, because that needs a talosconfig with the role os:admin: its machine configuration")
 	}) {
 		t.Errorf("%+v", d)
 	}
@@ -521,7 +521,7 @@ var traceCases = map[string]traceCase{
 		has: []string{
 			"files contradicted: 3 files of its extensions are not those of the images that recast.lock pins by digest",
 			"  /usr/local/a of extension tool v1: sha256:aa → sha256:bb", "  2 more",
-			"contradicted: files: what the node shows does not fit together, so that nothing which it says of its image can be relied on",
+			"contradicted: files: the node's answers contradict each other, so nothing that it says about its image can be relied on",
 		},
 	},
 	"files that can't be read": {
@@ -555,7 +555,7 @@ var traceCases = map[string]traceCase{
 		has: []string{
 			"  extension tool v0 → v1", "  the build that it claims is of Talos v1.13.9 for amd64",
 			"cmdline contradicted: the kernel's command line has recast.lock=sha256-c, the schematic sha256-b",
-			"contradicted: extensions, talos, cmdline: what the node shows does not fit together, so that nothing which it says of its image can be relied on",
+			"contradicted: extensions, talos, cmdline: the node's answers contradict each other, so nothing that it says about its image can be relied on",
 		},
 	},
 	"a configuration embedded without the build's having one": {

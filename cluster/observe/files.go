@@ -70,7 +70,7 @@ type FileDiff struct {
 func (d FileDiff) String() string {
 	switch {
 	case d.Extension == "":
-		return fmt.Sprintf("%s (%s) is of no locked extension", d.Path, shortPrint(d.Found))
+		return fmt.Sprintf("%s (%s) belongs to no locked extension", d.Path, shortPrint(d.Found))
 	case d.Found == "":
 		return fmt.Sprintf("%s of extension %s (%s) is missing", d.Path, d.Extension, shortPrint(d.Wanted))
 	}

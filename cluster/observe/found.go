@@ -236,7 +236,7 @@ func (f *Found) withoutConfig() string {
 	if f.Blank.Installable() {
 		return "Talos is on none of its disks: " + f.applyByHand() + " " + bySerial
 	}
-	return fmt.Sprintf("its machine configuration is nowhere to be had: put it as %s.yaml into the directory that talos.machineConfigs names, and run the same command again, or %s", f.Name, f.applyByHand())
+	return fmt.Sprintf("its machine configuration can't be found: put it as %s.yaml into the directory that talos.machineConfigs names, and run the same command again, or %s", f.Name, f.applyByHand())
 }
 
 const bySerial = "installs it on the disk that the file names, which is wiped: have it select that by its serial. Then run the same command again"
@@ -400,7 +400,7 @@ func (k kubernetesFit) order() string {
 	case k.both != "":
 		return change + "talos.version and kubernetes.version do not go together: " + k.both
 	case k.coming != "" && k.present != "":
-		return change + "the wanted Talos does not support what runs, and the Talos that runs not the wanted Kubernetes: go by a version of Kubernetes in between that both support, with recast upgrade-k8s, then roll, then on"
+		return change + "the wanted Talos does not support what runs, and the Talos that runs not the wanted Kubernetes: go to a version of Kubernetes in between that both support, with recast upgrade-k8s, then roll, then go on"
 	case k.coming != "":
 		return change + "first " + upgrade + ", then the roll: " + k.coming
 	case k.present != "":
@@ -633,4 +633,4 @@ func lostVM(ctx context.Context, src Sources, w cluster.Wanted, o *Observation) 
 }
 
 // RebuildGoesOn says how to finish an unfinished rebuild.
-const RebuildGoesOn = "run the same recast rebuild again, with the same snapshot: it goes on where it stopped"
+const RebuildGoesOn = "run the same recast rebuild again, with the same snapshot: it continues where it stopped"

@@ -229,7 +229,7 @@ func Shared(found []Found) (problems []error) {
 		}
 		if other, twice := by[f.VM.ID]; twice {
 			problems = append(problems, fault.WithHint(fault.UUIDMismatch.Configf("nodes %s and %s are both %s: Kubernetes has its SMBIOS UUID for either", other, f.Name, f.VM),
-				"has one machine been given the other one's hostname? Put that right, or delete the Node that is left over, before recast touches either"))
+				"has one machine been given the other one's hostname? Correct that, or delete the Node that is left over, before recast touches either"))
 		}
 		by[f.VM.ID] = f.Name
 	}

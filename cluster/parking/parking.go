@@ -587,7 +587,7 @@ func (p Parking) KeptDisk(k KeptDisk) (cluster.Disk, error) {
 	case err != nil:
 		return disk, err
 	case disk.CDROM, !disk.Bootable() && !k.Removed:
-		return disk, fmt.Errorf("%s is no system disk: look at it", k.Key)
+		return disk, fmt.Errorf("%s is not a system disk: look at it", k.Key)
 	case disk.Owner != p.VM.ID:
 		return disk, fmt.Errorf("%s is not VM %d's own: look at it", disk.Volid, p.VM.ID)
 	case entries > 1:
@@ -637,7 +637,7 @@ func UsesOf(vms []cluster.VM) []cluster.Use {
 // WasDone says what the run did with a kept disk.
 func WasDone(givenUp bool) string {
 	if givenUp {
-		return "had made and which was given up"
+		return "made before it was cancelled"
 	}
 	return "replaced"
 }

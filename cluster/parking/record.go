@@ -67,7 +67,7 @@ type KeptDisk struct {
 func (k KeptDisk) What() string {
 	switch {
 	case k.GivenUp:
-		return "system disk that was given up"
+		return "system disk of a cancelled replacement"
 	case k.Removed && k.Talos == "" && k.Build == "" && k.Config == "":
 		return "disk of the node that was removed"
 	case k.Removed:

@@ -99,7 +99,7 @@ func planReboot(n *NodePlan, o observe.Observation) bool {
 	switch {
 	case mark.Strategy.KeepsImage():
 		n.Strategy = cluster.ApplyConfig
-		n.Why = fmt.Sprintf("run %s rebooted it for its configuration and did not finish: it is waited for, then everything is checked again", mark.Run)
+		n.Why = fmt.Sprintf("run %s rebooted it for its configuration and did not finish: recast waits for it, then checks everything again", mark.Run)
 	case !known && n.Found.Machine != nil:
 		return false
 	default:
@@ -155,18 +155,18 @@ func planResume(n *NodePlan, o observe.Observation) {
 		n.PutBack("someone asked for the old system disk")
 	case !n.Strategy.BringsImage():
 	case n.Strategy.From() == cluster.Nowhere && !known:
-		n.Refused = append(n.Refused, fmt.Sprintf("its build %s is in no lock that is here: check that lock out, or recast undo %s says how to give it up", words.Short(rec.Build), n.Node))
+		n.Refused = append(n.Refused, fmt.Sprintf("no lock here has its build, %s: check that lock out, or recast undo %s says how to cancel it", words.Short(rec.Build), n.Node))
 	case n.Strategy.From() == cluster.Nowhere && !n.Found.ConfigKnown && n.Found.Machine == nil:
 		n.Refused = append(n.Refused, "its file in talos.machineConfigs is not the configuration that was to be applied: put it back as it was")
 	case n.Strategy.From() == cluster.Nowhere:
 	case !known:
-		n.PutBack(fmt.Sprintf("its build %s is in no lock that is here", words.Short(rec.Build)))
+		n.PutBack(fmt.Sprintf("no lock here has its build, %s", words.Short(rec.Build)))
 	case n.Found.ConfigDamaged != nil && n.Found.Machine == nil:
 		n.PutBack(n.Found.ConfigDamaged.Error())
 	case !n.Found.ConfigKnown && n.Found.Machine == nil && n.Found.File != nil:
 		n.PutBack(fmt.Sprintf("its file in talos.machineConfigs is not the configuration that run %s remembered", rec.Run))
 	case !n.Found.ConfigKnown && n.Found.Machine == nil:
-		n.PutBack("its machine configuration is nowhere but on the old system disk")
+		n.PutBack("its machine configuration is only on the old system disk")
 	}
 	if known {
 		n.Wanted.Build = build
@@ -196,7 +196,7 @@ func (n *NodePlan) planFile() {
 	default:
 		n.Refused = append(n.Refused, n.refusedConfig(*file)...)
 		for _, document := range file.Unknown {
-			n.Notes = append(n.Notes, fmt.Sprintf("%s is of a kind that this recast does not know: it is passed on as it is written, and the node's Talos judges it", document))
+			n.Notes = append(n.Notes, fmt.Sprintf("%s is of a kind that this recast does not know: it is passed on unchanged, and the node's Talos checks it", document))
 		}
 		if n.Found.VM != nil && n.Found.Machine != nil {
 			if when := cluster.ArgsWait(*n.Found.VM, *n.Found.Machine, file.Changes); when != "" {
@@ -374,13 +374,13 @@ func (p Plan) Configured() (nodes []string) {
 // Create makes the plan's node one that a roll creates, unless something of the node already exists.
 func Create(n *NodePlan) {
 	w := n.Wanted
-	n.Strategy, n.Why, n.EtcdKept = cluster.Create, "create: it is nowhere yet", true
+	n.Strategy, n.Why, n.EtcdKept = cluster.Create, "create: it does not exist yet", true
 	if w.Surge {
 		n.Why = "create: it serves while workers are away, and is removed after the last one is back"
 	}
 	n.Host, n.Addr, n.VMID = w.Shape.Host, w.Addr, w.VMID
 	for _, trace := range n.Found.Absent.Traces {
-		n.Refused = append(n.Refused, "it is in recast.yaml, and there is something of it: "+trace)
+		n.Refused = append(n.Refused, "it is in recast.yaml, and parts of it exist: "+trace)
 	}
 	n.Refused = append(n.Refused, n.Found.Absent.Against...)
 	n.Refused = append(n.Refused, strategy.BringsConfig(w.Build)...)
@@ -554,7 +554,7 @@ func (n *NodePlan) tellOfVM(disks []cluster.Disk, system cluster.Disk) {
 	switch {
 	case n.System == nil || want == 0 || have == 0 || want == have:
 	case want < have:
-		note("the new system disk has %s like the old one, not the %dG wanted: recast never makes one smaller", system.Option("size"), n.Wanted.SystemGiB)
+		note("the new system disk has %s like the old one, not the %dG wanted: recast never shrinks a disk", system.Option("size"), n.Wanted.SystemGiB)
 	default:
 		n.System.NewSize = fmt.Sprintf("%dG", n.Wanted.SystemGiB)
 	}
@@ -609,7 +609,7 @@ func planReshape(n *NodePlan, o observe.Observation, p Policy) {
 		n.Why += "; it stays up"
 		return
 	}
-	n.Why += "; it takes a VM that is off"
+	n.Why += "; its VM has to be off"
 	if n.Role == cluster.ControlPlane {
 		refused, warn := strategy.EtcdRules(len(o.ControlPlanes()), false, false, cluster.Reshape, p.AcceptOutage)
 		n.Refused, n.Notes = append(n.Refused, refused...), append(n.Notes, warn...)

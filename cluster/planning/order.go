@@ -190,14 +190,14 @@ func heedOwnPod(p *Plan, o observe.Observation) {
 		switch out := n.takenOut(); {
 		case n.Strategy == "" || n.Strategy.From() == cluster.Nowhere || n.staysUp() || !n.Resume && !out:
 		case o.OwnPod.Err != nil && (out || o.Dark == nil): // otherwise the node is already out, and has to come back
-			n.Refused = append(n.Refused, fmt.Sprintf("whether recast runs as a pod of this cluster, and on which node, is not known: %v: let the kubeconfig's user get that pod, or, where recast is no pod of this cluster, unset %s, %s and %s",
+			n.Refused = append(n.Refused, fmt.Sprintf("whether recast runs as a pod of this cluster, and on which node, is not known: %v: let the kubeconfig's user get that pod, or, where recast is not a pod of this cluster, unset %s, %s and %s",
 				o.OwnPod.Err, cluster.PodNamespaceVar, cluster.PodNameVar, cluster.PodUIDVar))
 		case o.OwnPod.Node == "":
 		case api && n.Role == cluster.ControlPlane:
 			n.Refused = append(n.Refused, fmt.Sprintf("without it the Kubernetes API is down, and recast runs as a pod of this cluster, on %s: should that pod end meanwhile, nothing could start another one. Run recast from outside of the cluster: in a management cluster, in CI or on a workstation", o.OwnPod.Node))
 		case n.Node == o.OwnPod.Node:
 			n.OwnPod = true
-			n.Notes = append(n.Notes, "recast runs on it as a pod, so it goes last, or at its place in a saved plan. Once every other pod has left, recast evicts its own pod and ends (exit 130); the pod that replaces it goes on with this node")
+			n.Notes = append(n.Notes, "recast runs on it as a pod, so it goes last, or at its place in a saved plan. Once every other pod has left, recast evicts its own pod and ends (exit 130); the pod that replaces it continues with this node")
 		}
 	}
 }
@@ -787,7 +787,7 @@ func (n surgeNode) doneBy(saved Plan, begun bool) bool {
 
 // SurgeStays says what to do about surge nodes that a roll has not removed.
 func SurgeStays(nodes []string) string {
-	return fmt.Sprintf("what is there of the surge nodes (%s) stays: the next recast roll goes on with it, and recast remove takes one away", strings.Join(nodes, ", "))
+	return fmt.Sprintf("what is there of the surge nodes (%s) stays: the next recast roll continues with it, and recast remove takes one away", strings.Join(nodes, ", "))
 }
 
 // foundSurge is a surge node of recast.yaml, as found.
@@ -860,7 +860,7 @@ func (p *SurgePlan) Capacity() string {
 	case p.Least >= p.Workers:
 		return fmt.Sprintf("never fewer than %d workers serve", p.Workers)
 	}
-	return fmt.Sprintf("%d of %d workers serve at the least: roll.maxUnavailable takes out more than there are surge nodes", p.Least, p.Workers)
+	return fmt.Sprintf("at least %d of %d workers serve: roll.maxUnavailable takes out more than there are surge nodes", p.Least, p.Workers)
 }
 
 func (p *SurgePlan) Lines() (out []string) {

@@ -299,7 +299,7 @@ func ForNode(w cluster.Wanted, f observe.Found, o observe.Observation, past clus
 		n.Why = "it is left over by an earlier roll"
 		return n
 	case f.Absent != nil && !p.does(Image):
-		n.Why = "it is not there yet, which --what leaves as it is"
+		n.Why = "not created: excluded by --what"
 	case f.Absent != nil && o.Rebuild != "":
 		planLost(&n, o)
 	case f.Absent != nil:
@@ -320,7 +320,7 @@ func ForNode(w cluster.Wanted, f observe.Found, o observe.Observation, past clus
 	case p.does(Config) && n.Drift.ConfigReason() != "":
 		planApplyConfig(&n, o, p)
 	case p.does(Image) && n.Drift.Of(true, false, false).Tidy():
-		n.Strategy, n.Why = cluster.InPlace, "runs the wanted build: only what is beside it is put right"
+		n.Strategy, n.Why = cluster.InPlace, "runs the wanted build: only leftovers are cleaned up"
 		n.EtcdKept = true
 	default:
 		planReshape(&n, o, p)
@@ -380,7 +380,7 @@ func (n *NodePlan) leftByHand(d strategy.Decision, o observe.Observation, p Poli
 	if s := n.Wanted.Strategy; s != "" && s != cluster.Auto {
 		who = string(s) + " can't"
 	}
-	n.Why = fmt.Sprintf("left as it is: it boots from %s before its system disk %s, and %s mend that now", first, system.Key, who)
+	n.Why = fmt.Sprintf("left as it is: it boots from %s before its system disk %s, and %s fix that now", first, system.Key, who)
 	n.ByHand = command
 	return true
 }
@@ -458,7 +458,7 @@ const PeerLasts = 30 * time.Minute
 
 // OldPeer says why an outage may last longer if a node gets another system disk: its KubeSpan identity is on the old
 // disk. Of two peers with one address the lower node ID keeps it, and IDs are random (kubespan/peer_spec.go).
-var OldPeer = fmt.Sprintf("KubeSpan: until discovery forgets its old peer, up to %s after its stop, other nodes may send there what is for it (talos#4562)", PeerLasts)
+var OldPeer = fmt.Sprintf("KubeSpan: until discovery forgets its old peer, up to %s after its stop, other nodes may send its packets there (talos#4562)", PeerLasts)
 
 // heedKubeSpan marks the nodes that become other peers of KubeSpan, and expects the longer outage.
 func heedKubeSpan(p *Plan, o observe.Observation) {
@@ -513,7 +513,7 @@ func (p Plan) Follow(saved Plan, begun bool) (Plan, error) {
 		moved = against.moved(begun || against.begun())
 	}
 	if len(moved) > 0 {
-		return Plan{}, fault.WithHint(fault.PlanMoved.Refusedf("things are no longer as plan %s has them:\n  %s", saved.ID, strings.Join(moved, "\n  ")), planAgain)
+		return Plan{}, fault.WithHint(fault.PlanMoved.Refusedf("the cluster is no longer as plan %s describes it:\n  %s", saved.ID, strings.Join(moved, "\n  ")), planAgain)
 	}
 	if p.Run == "" {
 		against.inOrder()
@@ -683,7 +683,7 @@ func Read(b []byte) (p Plan, err error) {
 		Version int `json:"version"`
 	}
 	if err := json.Unmarshal(b, &version); err != nil {
-		return Plan{}, fault.WithHint(fault.Configf("it is no plan: %w", err), planAgain)
+		return Plan{}, fault.WithHint(fault.Configf("it is not a plan: %w", err), planAgain)
 	}
 	if version.Version != Version {
 		return Plan{}, fault.WithHint(fault.Configf("it is a plan of format %d; this recast reads format %d", version.Version, Version), planAgain)
@@ -691,7 +691,7 @@ func Read(b []byte) (p Plan, err error) {
 	d := json.NewDecoder(bytes.NewReader(b))
 	d.DisallowUnknownFields()
 	if err := d.Decode(&p); err != nil {
-		return Plan{}, fault.WithHint(fault.Configf("it is no plan: %w", err), planAgain)
+		return Plan{}, fault.WithHint(fault.Configf("it is not a plan: %w", err), planAgain)
 	}
 	if _, err := d.Token(); !errors.Is(err, io.EOF) {
 		return Plan{}, fault.WithHint(fault.Configf("it holds more than one plan"), planAgain)

@@ -455,9 +455,9 @@ func TestPlanIsReadStrictly(t *testing.T) {
 		text, want string
 		kind       fault.Kind
 	}{
-		"no JSON":            {"plan: x", "it is no plan: ", fault.Config},
+		"no JSON":            {"plan: x", "it is not a plan: ", fault.Config},
 		"another format":     {strings.Replace(whole, `"version": 1`, `"version": 2`, 1), "it is a plan of format 2; this recast reads format 1", fault.Config},
-		"an unknown field":   {strings.Replace(whole, `"cluster"`, `"x": 1, "cluster"`, 1), `it is no plan: json: unknown field "x"`, fault.Config},
+		"an unknown field":   {strings.Replace(whole, `"cluster"`, `"x": 1, "cluster"`, 1), `it is not a plan: json: unknown field "x"`, fault.Config},
 		"two":                {whole + whole, "", fault.Config},
 		"edited":             {strings.Replace(whole, `"recreate"`, `"in-place"`, 1), "it was changed after it was made: ", fault.Refused},
 		"begins with a rest": {string(asJSON(t, resumed)), "it begins with " + resumed.Nodes[0].Node + ", which was left unfinished then", fault.Refused},

@@ -162,7 +162,7 @@ func planFallback(n *NodePlan, o observe.Observation, p Policy, system cluster.D
 		}
 	}
 	if n.Previous == nil {
-		against = append(against, "the build that it runs is in no past lock that is here")
+		against = append(against, "no past lock here has the build that it runs")
 	} else if _, o := cluster.BlankAddress(n.Found.Addr, *n.Found.VM, m, *n.Previous); o.Text != "" && !slices.Contains(against, o.Text) {
 		against = append(against, o.Text)
 	}
@@ -264,7 +264,7 @@ func (p Policy) of(d observe.Drift) observe.Drift {
 // leaves says why a node stays as it is if it differs only in what is not rolled.
 func (p Policy) leaves(d observe.Drift) string {
 	only := cluster.Each(p.What, func(w What) string { return string(w) })
-	asked := "which --what " + strings.Join(only, ",") + " leaves as it is"
+	asked := "excluded by --what " + strings.Join(only, ",")
 	config, vm := !p.does(Config) && d.ConfigReason() != "", !p.does(VM) && d.IsShape()
 	switch {
 	case !p.does(Image) && d.Of(true, false, false).Rollable():

@@ -187,7 +187,7 @@ func (u Undone) named(open, finished []Replacing) (ofOpen, ofFinished []Replacin
 	case len(found) > 1:
 		return nil, nil, fault.WithHint(fault.Configf("%q is a part of several runs: %s", u.Run, strings.Join(found, ", ")), "use more of the ID")
 	case len(found) == 0:
-		err := fault.NoWayBack.Refusedf("no node's present system disk is of a run %q: a later run has replaced it, or the disk before is parked no more", u.Run)
+		err := fault.NoWayBack.Refusedf("no node's present system disk is of a run %q: a later run has replaced it, or the disk before it is no longer parked", u.Run)
 		if len(all) == 0 {
 			return nil, nil, fault.WithHint(err, "the way back is to %s", cluster.PreviousLock)
 		}
@@ -221,7 +221,7 @@ func forCancel(clusterName string, wanted []cluster.Wanted, o observe.Observatio
 			park.Record.Rebuild = ""
 			f.Parking = &park
 		case rec.Strategy.From() == cluster.Nowhere:
-			return Plan{}, fault.WithHint(fault.NoWayBack.Refusedf("node %s is being made: there is nothing that it was before", node),
+			return Plan{}, fault.WithHint(fault.NoWayBack.Refusedf("node %s is being made: it has no earlier state", node),
 				"%s", giveUp(f))
 		case rec.Strategy.System() == cluster.SystemKept:
 			return Plan{}, fault.WithHint(fault.ParkedHalf.Refusedf("node %s: a rollback of it is unfinished", node), "recast roll finishes that; recast undo %s then goes the other way", node)
@@ -250,13 +250,13 @@ func giveUp(f observe.Found) string {
 	case err != nil || !park.Bare() || f.Node != nil || f.Machine != nil:
 		return text
 	case f.VM == nil:
-		return fmt.Sprintf("%s. To give it up, whose VM is not made yet, on %s: %s", text, park.Host, destroy(park.ID))
+		return fmt.Sprintf("%s. To cancel it before its VM is made, on %s: %s", text, park.Host, destroy(park.ID))
 	case mem.ControlPlane || !madeAlone(*f.VM, rec.Run, mem.DiskSerial):
 		return text
 	case f.VM.Running:
-		return fmt.Sprintf("%s. To give it up, switch VM %d off, and run the same command again", text, f.VM.ID)
+		return fmt.Sprintf("%s. To cancel it, switch VM %d off, and run the same command again", text, f.VM.ID)
 	}
-	return fmt.Sprintf("%s. To give it up, whose VM is off and has no disk but those that the run made, on %s: %s && %s", text, park.Host, destroy(f.VM.ID), destroy(park.ID))
+	return fmt.Sprintf("%s. To cancel it (its VM is off, and has only disks that the run made), on %s: %s && %s", text, park.Host, destroy(f.VM.ID), destroy(park.ID))
 }
 
 // madeAlone says whether the VM is as the run made it: with its new system disk, and no other disk.
@@ -474,7 +474,7 @@ func planRemove(n *NodePlan, o observe.Observation, reach []netip.Addr) {
 	n.Strategy, n.Why = cluster.Remove, "remove: its disks are parked and stay, its VM and its Node are deleted"
 	n.Refused = append(n.Refused, strategy.AgainstInit(true, n.Found.Machine.TypeInit)...)
 	if left := len(o.ControlPlanes()) - 1; n.Role == cluster.ControlPlane {
-		n.Notes = append(n.Notes, "see that neither the kubeconfig nor cluster.controlPlane.endpoint is this node's address: what uses it would lose the cluster")
+		n.Notes = append(n.Notes, "check that neither the kubeconfig nor cluster.controlPlane.endpoint is this node's address: what uses it would lose the cluster")
 		switch {
 		case left < 1:
 			n.Refused = append(n.Refused, "it is the only control plane: without it there is no cluster")
@@ -550,7 +550,7 @@ func planLost(n *NodePlan, o observe.Observation) {
 		n.Refused = append(n.Refused, fmt.Sprintf("its VM is on %s, and nodes[].host is %s: it is made again where it was, so that its disks need not move: set nodes[].host to %s", lost.VM.Host, n.Wanted.Shape.Host, lost.VM.Host))
 	}
 	if lost.Silent {
-		n.Refused = append(n.Refused, fmt.Sprintf("its VM runs, and its etcd does not say whether it has a leader. See that it does not serve (talosctl -n %s etcd status), and switch it off: qm stop %d on %s", n.Addr, lost.VM.ID, lost.VM.Host))
+		n.Refused = append(n.Refused, fmt.Sprintf("its VM runs, and its etcd does not say whether it has a leader. Check that it does not serve (talosctl -n %s etcd status), and switch it off: qm stop %d on %s", n.Addr, lost.VM.ID, lost.VM.Host))
 	}
 	c := strategy.Candidate{Wanted: n.Wanted, VM: lost.VM, Found: n.Found, Observation: o}
 	n.Refused = append(n.Refused, c.AgainstRemove()...)

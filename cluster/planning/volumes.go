@@ -180,7 +180,7 @@ func (n *NodePlan) planBlankVolumes(gets []cluster.ConfigVolume, whose string) {
 		kept, locked := v.Format != "" || strings.HasPrefix(v.Label, cluster.RawVolume), v.Format == "luks" // else it is empty
 		if kept && defined && is.Type == cluster.PartitionVolume && (is.Encryption.Format != "") != locked {
 			has := map[bool]string{true: "is encrypted", false: "is not encrypted"}[locked]
-			n.Refused = append(n.Refused, fmt.Sprintf("%s has another encryption for %s, whose volume on the disk %s %s: Talos could not open it, or would erase it; put that right", whose, cmp.Or(is.Document, v.Label), v.Disk, has))
+			n.Refused = append(n.Refused, fmt.Sprintf("%s has another encryption for %s, whose volume on the disk %s %s: Talos could not open it, or would erase it; correct that", whose, cmp.Or(is.Document, v.Label), v.Disk, has))
 			continue
 		}
 		if document == "" || defined && is.Type == cluster.PartitionVolume {

@@ -306,7 +306,7 @@ func TestPlanTellsWhatChangesInTheVM(t *testing.T) {
 		"the same size": {cluster.Reimage, func(w *cluster.Wanted, _ *cluster.VM) { w.SystemGiB = 10 }, nil, nil, ""},
 		"smaller": {
 			cluster.Reimage, func(w *cluster.Wanted, _ *cluster.VM) { w.SystemGiB = 8 }, nil,
-			[]string{"the new system disk has 10G like the old one, not the 8G wanted: recast never makes one smaller"},
+			[]string{"the new system disk has 10G like the old one, not the 8G wanted: recast never shrinks a disk"},
 			"",
 		},
 	}, func(t *testing.T, tc row) {
@@ -376,14 +376,14 @@ func TestReshape(t *testing.T) {
 	}
 	cases := map[string]row{
 		"live":                    {node: "wk2", differs: shape.Differences{live}, strategy: cluster.Reshape, why: "reshape: only its VM is not as wanted; it stays up"},
-		"off":                     {node: "wk2", differs: shape.Differences{live, off}, strategy: cluster.Reshape, why: "reshape: only its VM is not as wanted; it takes a VM that is off"},
+		"off":                     {node: "wk2", differs: shape.Differences{live, off}, strategy: cluster.Reshape, why: "reshape: only its VM is not as wanted; its VM has to be off"},
 		"never":                   {node: "wk2", differs: shape.Differences{live, never}, strategy: cluster.Reshape, refused: "its VM is not as recast.yaml wants it (scsi1 size: 20G → 10G): recast makes no disk smaller"},
 		"a stale node":            {node: "wk1", differs: shape.Differences{off}, strategy: cluster.Recreate, why: "recreate: possible"},
 		"a stale node, never":     {node: "wk1", differs: shape.Differences{never}, strategy: cluster.Recreate, refused: "recast makes no disk smaller"},
-		"only images":             {node: "wk2", differs: shape.Differences{off}, policy: Policy{What: []What{Image}}, why: "only its VM differs, which --what image leaves as it is"},
+		"only images":             {node: "wk2", differs: shape.Differences{off}, policy: Policy{What: []What{Image}}, why: "only its VM differs, excluded by --what image"},
 		"only images, stale":      {node: "wk1", differs: shape.Differences{never}, policy: Policy{What: []What{Image}}, strategy: cluster.Recreate},
 		"only VMs, stale":         {node: "wk1", differs: shape.Differences{off}, policy: Policy{What: []What{VM}}, strategy: cluster.Reshape},
-		"only VMs, which is well": {node: "wk1", policy: Policy{What: []What{VM}}, why: "its image is not as wanted, which --what vm leaves as it is"},
+		"only VMs, which is well": {node: "wk1", policy: Policy{What: []What{VM}}, why: "its image is not as wanted, excluded by --what vm"},
 		"one control plane":       {node: "cp1", differs: shape.Differences{off}, change: oneControlPlane, strategy: cluster.Reshape},
 		"a locked VM":             {node: "wk2", differs: shape.Differences{live}, change: func(_ *observe.Observation, f *observe.Found) { f.VM.Lock = "backup" }, strategy: cluster.Reshape, refused: "the VM is locked (backup)"},
 		"a locked VM, off":        {node: "wk2", differs: shape.Differences{off}, change: func(_ *observe.Observation, f *observe.Found) { f.VM.Lock = "backup" }, strategy: cluster.Reshape, refused: "the VM is locked (backup)"},
@@ -398,7 +398,7 @@ func TestReshape(t *testing.T) {
 		"live takes no number":           {node: "wk2", differs: shape.Differences{live}, change: func(o *observe.Observation, _ *observe.Found) { o.ParkingIDs = nil }, strategy: cluster.Reshape},
 		"its host":                       {node: "wk2", differs: shape.Differences{host(shape.Live)}, strategy: cluster.Reshape, why: "reshape: only its VM is not as wanted; it stays up"},
 		"its host, of a stale node":      {node: "wk1", differs: shape.Differences{host(shape.Live)}, strategy: cluster.Recreate},
-		"its host, off":                  {node: "wk2", differs: shape.Differences{off, host(shape.Off)}, strategy: cluster.Reshape, why: "reshape: only its VM is not as wanted; it takes a VM that is off"},
+		"its host, off":                  {node: "wk2", differs: shape.Differences{off, host(shape.Off)}, strategy: cluster.Reshape, why: "reshape: only its VM is not as wanted; its VM has to be off"},
 		"its host, off, of a stale node": {node: "wk1", differs: shape.Differences{off, host(shape.Off)}, strategy: cluster.Recreate, refused: "host: pve1 → pve2): HA manages it. Disks can be handed over on one host only"},
 		"unproven system disk":           {node: "wk2", differs: shape.Differences{off}, change: func(_ *observe.Observation, f *observe.Found) { f.Machine.Disks[0].Serial = "" }, strategy: cluster.Reshape, refused: "system disk can't be proven"},
 	}
@@ -583,7 +583,7 @@ func TestSurgeLines(t *testing.T) {
 		"nothing": {nil, nil},
 		"made":    {&SurgePlan{Nodes: []string{"s1"}, Make: []string{"s1"}, Workers: 3, Least: 3}, []string{"s1: made before", "never fewer than 3 workers serve", "s1: removed"}},
 		"there":   {&SurgePlan{Nodes: []string{"s1"}, Workers: 1, Least: 1}, []string{"never fewer than 1 worker serves", "s1: removed"}},
-		"fewer":   {&SurgePlan{Nodes: []string{"s1"}, Workers: 9, Least: 7}, []string{"7 of 9 workers serve at the least: roll.maxUnavailable", "s1: removed"}},
+		"fewer":   {&SurgePlan{Nodes: []string{"s1"}, Workers: 9, Least: 7}, []string{"at least 7 of 9 workers serve: roll.maxUnavailable", "s1: removed"}},
 		"left":    {&SurgePlan{Remove: []string{"s1", "s2"}}, []string{"s1, s2: left over by an earlier roll"}},
 	}, func(t *testing.T, c row) {
 		got := c.plan.Lines()
@@ -694,7 +694,7 @@ func TestGiveUp(t *testing.T) {
 		}
 		f.Parking.Record.Memory = must.Get(mem.Pack())(t)
 		got := giveUp(f)
-		if !strings.HasPrefix(got, "recast roll finishes it; recast remove wk1 then takes it away, and keeps its disks") || strings.Contains(got, "To give it up") != (c.want != "") || strings.Contains(got, "qm ") != strings.Contains(c.want, "qm ") || !strings.HasSuffix(got, c.want) {
+		if !strings.HasPrefix(got, "recast roll finishes it; recast remove wk1 then takes it away, and keeps its disks") || strings.Contains(got, "To cancel it") != (c.want != "") || strings.Contains(got, "qm ") != strings.Contains(c.want, "qm ") || !strings.HasSuffix(got, c.want) {
 			t.Errorf("%s\nwant %q", got, c.want)
 		}
 	})

@@ -485,7 +485,7 @@ func (j *judgement) judgeGivenUp(i int) bool {
 	case !slices.Contains(j.Nodes, v.Node) && vm != nil:
 		v.Keep = append(v.Keep, j.notOurs(v.Node, *vm))
 	default:
-		v.Goes = fmt.Sprintf("run %s had made it and was given up: nothing boots it", v.Run)
+		v.Goes = fmt.Sprintf("run %s made it and was cancelled: nothing boots it", v.Run)
 	}
 	return true
 }

@@ -62,7 +62,7 @@ func (n *node) applyToBlank(ctx context.Context, disk cluster.MachineDisk, kuber
 	err = fault.Prefix("apply the configuration to "+n.Plan.Addr.String(), n.Maintenance.ApplyConfig(ctx, n.Plan.Addr, n.Plan.UUID, patched))
 	if err != nil && !errors.Is(err, cluster.ErrLostAnswer) {
 		return fault.WithHint(err,
-			"%s waits for one in maintenance mode; %s, and what it had is changed there", n.Plan.Node, n.wayBack())
+			"%s waits in maintenance mode for another one; %s: change the configuration there", n.Plan.Node, n.wayBack())
 	}
 	return err
 }
@@ -425,7 +425,7 @@ func (n *node) replacementOut(ctx context.Context, r *exchange.Replace) (string,
 	case err != nil:
 		return "", err
 	case !found || m.ID == mem.EtcdID:
-		return "the replacement is no member of etcd", nil
+		return "the replacement is not a member of etcd", nil
 	case !vm.Running && len(v.Unhealthy(n.Plan.Node)) == 0:
 		return "the replacement is off, and etcd continues without it", nil
 	}

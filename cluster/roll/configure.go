@@ -236,7 +236,7 @@ func (n *applyConfig) giveBack(ctx context.Context, cause error) error {
 		err = n.etcd.requireToReboot(ctx)
 	}
 	if err != nil {
-		return fault.WithHint(fmt.Errorf("%w, and it is not given its old one back: %w", cause, err),
+		return fault.WithHint(fmt.Errorf("%w, and its old one is not restored: %w", cause, err),
 			"the console of VM %d says more; the old configuration is in the journal of this run: .recast/runs/%s", n.Plan.VMID, n.Run)
 	}
 	n.Tell("wait-healthy", "it is not healthy with its new configuration: giving it the old one back")
@@ -264,7 +264,7 @@ func (n *node) requireServer(ctx context.Context) error {
 		return nil
 	}
 	if err := cluster.RequireAPIServer(ctx, n.Talos, n.Kube, n.Plan.Node, n.Plan.Addr); err != nil {
-		return fault.WithHint(fault.GateClosed.Refusedf("%w", err), "no configuration was applied: recast asks that server whether it survived one; see that it runs, and that it can be reached from here")
+		return fault.WithHint(fault.GateClosed.Refusedf("%w", err), "no configuration was applied: recast asks that server whether it survived one; check that it runs, and that it can be reached from here")
 	}
 	return nil
 }

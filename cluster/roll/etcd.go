@@ -229,7 +229,7 @@ func (n *etcdMember) lacks(ctx context.Context, mem parking.Memory) (string, err
 	case err != nil:
 		return "", err
 	case !member:
-		return "it is no member of etcd yet", nil
+		return "it is not a member of etcd yet", nil
 	case m.Learner:
 		return learnerStill, nil
 	case mem.EtcdMembers == 0: // of a broken cluster that works again: nothing was known about its etcd

@@ -86,7 +86,7 @@ func TestBeginEtcd(t *testing.T) {
 		rebuild string
 	}
 	must.Bubbles(t, map[string]testCase{
-		"no snapshot":          {blankPlane{members: alone}, nil, "which is not given: run the same recast rebuild again", "sum"},
+		"no snapshot":          {blankPlane{members: alone}, nil, "which this command does not have: run the same recast rebuild again", "sum"},
 		"without discovery":    {blankPlane{config: cluster.Secret("cluster: {discovery: {enabled: false}}")}, []string{"bootstrap"}, "", ""},
 		"not listed":           {blankPlane{config: cluster.Secret("cluster: {discovery: {enabled: true}}")}, nil, "Talos' discovery does not list it yet", ""},
 		"it knows itself":      {blankPlane{members: alone}, []string{"bootstrap"}, "", ""},

@@ -177,7 +177,7 @@ func etcdRows() []row {
 		{Do: "may leave", Change: func(s *scene) { s.UUIDs[addr(11)] = "other" }, Err: "answers with UUID other"},
 		{Do: "out", Change: silent, Done: " "},
 		{Do: "out", Change: without("cp1"), Done: " "},
-		{Do: "is out", Change: without("cp1"), Err: "said the replacement is no member of etcd"},
+		{Do: "is out", Change: without("cp1"), Err: "said the replacement is not a member of etcd"},
 		{Do: "is out", Change: twins, Err: "etcd has two members named cp1"},
 		{Do: "is out", Change: silentMembers, Err: "no answer just now"},
 		{Do: "is out", Change: all(off, silentMembers), Err: "if it was a member, etcd waits for its vote"},
@@ -188,7 +188,7 @@ func etcdRows() []row {
 		{Do: "reboot", Change: dead, Err: "etcd would not survive losing cp1"},
 		{Do: "reboot", Change: all(dead, mute)},
 		{Do: "reboot", Change: func(s *scene) { dead(s); s.Plan.Role = cluster.Worker }},
-		{Do: "give back", Change: dead, Err: "and it is not given its old one back"},
+		{Do: "give back", Change: dead, Err: "and its old one is not restored"},
 		{Do: "boot failed", Err: "and it is not asked to boot its previous system"},
 	}
 }

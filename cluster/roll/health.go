@@ -48,7 +48,7 @@ func (n *node) inVain(ctx context.Context, err error) error {
 
 func (n *node) wayBack() string {
 	if n.Plan.Strategy.From() == cluster.Nowhere {
-		return "recast undo " + n.Plan.Node + " says how to give it up"
+		return "recast undo " + n.Plan.Node + " says how to cancel it"
 	}
 	return "recast undo " + n.Plan.Node + " cancels the replacement and boots the old system disk"
 }
@@ -122,7 +122,7 @@ func (n *node) sentBack(ctx context.Context, silent error) error {
 	}
 	return wait.Stop(fault.WithHint(fault.NoJoin.Of(
 		fmt.Errorf("%s is in maintenance mode again: it could not install Talos from %s, and nothing is on its new disk", n.Plan.Node, n.Want.Build.Installer)),
-		"see that it can fetch the installer, and what the console of VM %d says; run the same command again to apply the configuration again; %s",
+		"check that it can fetch the installer, and read the console of VM %d; run the same command again to apply the configuration again; %s",
 		n.Plan.VMID, n.wayBack()))
 }
 
@@ -219,7 +219,7 @@ func (n *node) withUndoHint(err error) error {
 	if !n.Plan.Strategy.Reshapes() {
 		return err
 	}
-	return fault.WithHint(err, "recast undo %s gives VM %d its old settings back; or correct recast.yaml, and recast roll goes on with that", n.Plan.Node, n.Plan.VMID)
+	return fault.WithHint(err, "recast undo %s gives VM %d its old settings back; or correct recast.yaml, and recast roll continues with that", n.Plan.Node, n.Plan.VMID)
 }
 
 // leaving are the nodes of a roll that were let go, until their volumes are whole again. Nodes are let
@@ -249,7 +249,7 @@ func (n healing) Before() []step.Step {
 	if !n.applies() || n.Plan.Resume {
 		return nil
 	}
-	return []step.Step{{ID: beforeID, Code: fault.GateClosed, Title: "see that no volume depends on " + n.Plan.Node, Yields: true, Do: n.awaitBefore}}
+	return []step.Step{{ID: beforeID, Code: fault.GateClosed, Title: "check that no volume depends on " + n.Plan.Node, Yields: true, Do: n.awaitBefore}}
 }
 
 func (n healing) After() []step.Step {
@@ -471,7 +471,7 @@ func (n served) Before() []step.Step {
 	if len(n.Plan.Initiators) == 0 || n.Plan.Resume {
 		return nil
 	}
-	title := "see that pods have their volumes on " + strings.Join(n.Plan.Initiators, " and ")
+	title := "check that pods have their volumes on " + strings.Join(n.Plan.Initiators, " and ")
 	return []step.Step{{ID: servedBeforeID, Code: fault.GateClosed, Title: title, Yields: true, Do: n.awaitBefore}}
 }
 

@@ -270,7 +270,7 @@ func (n *inPlace) waitBootHealthy(ctx context.Context) error {
 	case errors.Is(err, errOtherSystem):
 		err = fault.WithHint(fmt.Errorf("upgrade of %s to build %s: %w", n.Plan.Node, words.Short(n.Want.Build.ID), err),
 			"someone else has installed a system on it meanwhile: see who; it takes pods again, and recast roll continues from what it runs now")
-		return errors.Join(err, fault.Prefix("clear up after that", n.Kube.Uncordon(ctx, n.Plan.Node)))
+		return errors.Join(err, fault.Prefix("clean up after that", n.Kube.Uncordon(ctx, n.Plan.Node)))
 	}
 	// A VM that is off boots nothing, so the upgrade has not failed yet.
 	if vm, errVM := n.Proxmox.VMState(ctx, n.Plan.VMID); errVM == nil && !vm.Running {
@@ -292,7 +292,7 @@ func (n *inPlace) awaitVolumes(ctx context.Context) error {
 		lacks := stuck(m, before)
 		return err == nil && lacks == "", lacks, err
 	})
-	return fault.WithHint(err, "it runs the wanted build; talosctl -n %s get volumestatus shows its volumes: mend its machine configuration, then run the same command again", n.Plan.Addr)
+	return fault.WithHint(err, "it runs the wanted build; talosctl -n %s get volumestatus shows its volumes: correct its machine configuration, then run the same command again", n.Plan.Addr)
 }
 
 var (
@@ -337,7 +337,7 @@ func (n *inPlace) rolledBack(ctx context.Context, cause error) error {
 		n.Kube.Uncordon(ctx, n.Plan.Node),
 	)
 	return errors.Join(fault.WithHint(fault.RolledBackByItself.Errorf("upgrade of %s to build %s: %w", n.Plan.Node, words.Short(n.Want.Build.ID), cause),
-		"talosctl -n %s dmesg shows why the new system gave up; this build is not tried in place on it again", n.Plan.Addr), fault.Prefix("clear up after that", err))
+		"talosctl -n %s dmesg shows why the new system gave up; this build is not tried in place on it again", n.Plan.Addr), fault.Prefix("clean up after that", err))
 }
 
 func (n *inPlace) bootFailed(ctx context.Context, cause error) error {
@@ -357,7 +357,7 @@ func (n *inPlace) bootFailed(ctx context.Context, cause error) error {
 	}
 	if err := n.etcd.requireToReboot(ctx); err != nil {
 		return fault.WithHint(fault.UpgradeStuck.Errorf("%w, and it is not asked to boot its previous system: %s", cause, err),
-			"put the rest of etcd right (talosctl etcd status), then run the same command again: %s runs, and is waited for again", n.Plan.Node)
+			"repair the rest of etcd (talosctl etcd status), then run the same command again: %s runs, and is waited for again", n.Plan.Node)
 	}
 	n.Tell("wait-healthy", "it did not come back in time: asking it to boot its previous system")
 	if err := n.Talos.Rollback(ctx, n.Plan.Addr, n.Plan.UUID); err != nil {
@@ -552,7 +552,7 @@ func (n *node) bootEntryStep(entry func(parking.Memory) string) step.Step {
 	}
 	waited := false
 	return step.Step{
-		ID: "boot-entry", Code: fault.NoBoot, Title: "see that it boots the entry that it booted before", Risk: step.Disruptive,
+		ID: "boot-entry", Code: fault.NoBoot, Title: "check that it boots the same entry as before", Risk: step.Disruptive,
 		Skip: func(ctx context.Context) (string, error) {
 			m, want, err := look(ctx)
 			switch {

@@ -446,7 +446,7 @@ type dryCreate struct {
 func (d *dryCreate) step() step.Step {
 	id := "create-" + d.nodes[0].Node
 	return step.Step{
-		ID: id, Kind: "try-create", Title: "see that Proxmox creates a VM with the settings of " + d.nodes[0].Node,
+		ID: id, Kind: "try-create", Title: "check that Proxmox creates a VM with the settings of " + d.nodes[0].Node,
 		Skip: func(context.Context) (string, error) { return d.proved(d.key()) },
 		Do:   func(ctx context.Context) error { return d.do(ctx, d.path+"/"+id) },
 	}
@@ -516,7 +516,7 @@ func (h *scratchHandOver) step() step.Step {
 		id += "-" + hex.EncodeToString([]byte(storage))
 	}
 	return step.Step{
-		ID: id, Kind: "try-hand-over", Title: fmt.Sprintf("see that storage %s hands a volume over", h.disk.Storage()),
+		ID: id, Kind: "try-hand-over", Title: fmt.Sprintf("check that storage %s hands a volume over", h.disk.Storage()),
 		Skip: h.skip,
 		Do:   func(ctx context.Context) error { return h.do(ctx, h.path+"/"+id) },
 	}
@@ -639,5 +639,5 @@ func (r *Rehearser) proved(key string) (string, error) {
 }
 
 func (r *Rehearser) description(why, mark string) string {
-	return fmt.Sprintf("Scratch VM of recast: %s, and is deleted right after that. Nothing on it is of any worth.\n\n%s", why, mark)
+	return fmt.Sprintf("Scratch VM of recast: %s, and is deleted right after that. Nothing on it is needed.\n\n%s", why, mark)
 }

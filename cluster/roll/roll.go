@@ -159,7 +159,7 @@ func (n *node) life() []step.Step {
 			when(begins, c.rebootStep(c.reboot)),
 			when(ends, n.waitStep(fault.NoJoin, n.serves, c.waitServes)),
 			when(ends && !stops, n.uncordonStep(n.config.thenForget(n.uncordon))),
-			when(isNew, n.rememberStep("note what is to be made", n.openNew)),
+			when(isNew, n.rememberStep("record what is to be made", n.openNew)),
 			when(stops, v.takeDown()),
 			when(stops && !removes || isNew, v.bringUp()),
 			when(isNew && n.Want.Shape.HA != nil, n.serving.Reshape()),
@@ -294,7 +294,7 @@ func (n *inPlace) fallback() step.Step {
 				f.stopStep(f.stopped),
 				f.record.source().Park(),
 				f.bringUp(),
-				{ID: "report", Title: "note that the build does not boot here", Do: n.report},
+				{ID: "report", Title: "record that the build does not boot here", Do: n.report},
 			}, nil
 		},
 	}
@@ -854,7 +854,7 @@ func (r *Roller) aroundBatch(hooks cluster.Hooks, b planning.Batch, steps []step
 		func(ctx context.Context, err error) error {
 			return failedBefore(ctx, err, "no node of this batch was touched; once the hook ends with 0, run the same command again: the hooks before the batch run again")
 		})
-	after := call(cluster.AfterBatch, afterBatch).Step(afterBatch, "run the hooks behind this batch", hooks.AfterBatch,
+	after := call(cluster.AfterBatch, afterBatch).Step(afterBatch, "run the hooks after this batch", hooks.AfterBatch,
 		func(_ context.Context, err error) error {
 			if err != nil {
 				err = fmt.Errorf("the nodes of this batch are done, but no other batch is to follow: %w", err)

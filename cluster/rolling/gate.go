@@ -104,7 +104,7 @@ func (n *Node) requireFallback(ctx context.Context) error {
 	}
 	if err := f.requireBootable(ctx); err != nil {
 		return fault.WithHint(fault.Refusedf("should %s not come back, it could not be reimaged: %w", n.Plan.Node, err),
-			"recast publish with the previous recast.lock, and the recast.yaml and schematics that it is of, puts it there; roll.bootFailure: rollback does without")
+			"recast publish with the previous recast.lock, with its recast.yaml and schematics, puts it there; roll.bootFailure: rollback does without")
 	}
 	return nil
 }
@@ -410,7 +410,7 @@ func (n *Node) requireNoCluster(ctx context.Context) error {
 	case cluster.IsUnanswered(err):
 		return ctx.Err()
 	case err != nil:
-		return fmt.Errorf("see that there is no cluster yet: %w", err)
+		return fmt.Errorf("check that there is no cluster yet: %w", err)
 	}
 	return fault.WithHint(fault.PlanMoved.Refusedf("the cluster's Kubernetes API answers: there is one already, and it was to begin with %s", n.Plan.Node), "run the same command again, which looks again")
 }
@@ -446,7 +446,7 @@ func (n *Node) requireNoLeader(ctx context.Context) error {
 		return err == nil && !vm.Running, "it runs, and its etcd does not answer", err
 	})
 	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
-		return fault.WithHint(fault.PlanMoved.Refusedf("VM %d of %s runs, and its etcd does not say whether it has a leader", n.Plan.VMID, n.Plan.Node), "see that it does not serve, switch it off, and %s", again)
+		return fault.WithHint(fault.PlanMoved.Refusedf("VM %d of %s runs, and its etcd does not say whether it has a leader", n.Plan.VMID, n.Plan.Node), "check that it does not serve, switch it off, and %s", again)
 	}
 	return err
 }
@@ -736,7 +736,7 @@ func (n *Node) RequireEtcd(ctx context.Context) error {
 	}
 	if wrong := v.Unhealthy(except); len(wrong) > 0 {
 		return v.SilentOr(fault.WithHint(fault.EtcdUnhealthy.Refusedf("etcd would not survive losing %s: %s", n.Plan.Node, strings.Join(wrong, "; ")),
-			"talosctl etcd status; talosctl etcd alarm list; put etcd right first"), wrong)
+			"talosctl etcd status; talosctl etcd alarm list; repair etcd first"), wrong)
 	}
 	voters := len(v.Members)
 	if !member {
@@ -754,7 +754,7 @@ func (n *Node) RequireEtcd(ctx context.Context) error {
 	case len(refused) > 0:
 		return fault.EtcdUnhealthy.Refusedf("%s", strings.Join(refused, "; "))
 	case !member && n.Plan.EtcdKept:
-		return fault.WithHint(fault.EtcdUnhealthy.Refusedf("%s is no member of etcd (%s are), and with the data that it has it can never join again", n.Plan.Node, v.Names()),
+		return fault.WithHint(fault.EtcdUnhealthy.Refusedf("%s is not a member of etcd (%s are), and with the data that it has it can never join again", n.Plan.Node, v.Names()),
 			"make it a new member with empty data first: %s", etcd.EmptyData(n.Plan.Node, n.Plan.Addr, n.Plan.Found.Machine))
 	}
 	return nil
@@ -828,7 +828,7 @@ func (n *Node) requireOldEtcd(ctx context.Context) error {
 	}
 	m, found, err := v.Member(n.Plan.Node)
 	if err == nil && (!found || m.ID != mem.EtcdID) {
-		err = fault.WithHint(fault.NoWayBack.Refusedf("the old system disk of %s holds the data of etcd member %x, which is no member any more: it would never join again", n.Plan.Node, mem.EtcdID),
+		err = fault.WithHint(fault.NoWayBack.Refusedf("the old system disk of %s holds the data of etcd member %x, which is not a member any more: it would never join again", n.Plan.Node, mem.EtcdID),
 			"let recast roll finish the replacement instead; that needs its machine configuration (talos.machineConfigs)")
 	}
 	return err

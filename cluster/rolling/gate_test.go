@@ -58,7 +58,7 @@ func TestGateCalls(t *testing.T) {
 
 func TestGateRows(t *testing.T) {
 	t.Parallel()
-	rollingtest.CheckRows(t, rollingtest.NewScene, gateCalls, slices.Concat(lookRows(), bootRows(), cephRows(), newRows(), etcdRows(), identityRows(), lossRows(), lateRows()), "read the room on", "read storage", "no control plane says", "see that there is no cluster yet")
+	rollingtest.CheckRows(t, rollingtest.NewScene, gateCalls, slices.Concat(lookRows(), bootRows(), cephRows(), newRows(), etcdRows(), identityRows(), lossRows(), lateRows()), "read the room on", "read storage", "no control plane says", "check that there is no cluster yet")
 }
 
 // gateCalls are the calls by the name that rows use.
@@ -153,7 +153,7 @@ func newRows() []row {
 		{Do: "create", Change: cut, Err: "context canceled"},
 		{Do: "create", Change: dead},
 		{Do: "bootstrap", Change: answering, Err: "the cluster's Kubernetes API answers: there is one already, and it was to begin with cp1"},
-		{Do: "bootstrap", Change: fails("Nodes", errors.New("wrong certificate")), Err: "see that there is no cluster yet: wrong certificate"},
+		{Do: "bootstrap", Change: fails("Nodes", errors.New("wrong certificate")), Err: "check that there is no cluster yet: wrong certificate"},
 		{Do: "bootstrap", Change: all(dead, member(0xa9))},
 		{Do: "take away", Change: answering, Err: "the cluster's Kubernetes API answers"},
 		{Do: "take away", Change: func(s *scene) { s.Status[s.Plan.Addr] = cluster.EtcdStatus{Leader: 1} }, Err: "etcd on cp1 has a leader: the cluster is not broken"},
@@ -452,7 +452,7 @@ func etcdRows() []row {
 		}), Err: "NOSPACE"},
 		{Do: "cp", Change: alone},
 		{Do: "cp", Change: left},
-		{Do: "cp", Change: all(left, kept), Err: "is no member of etcd"},
+		{Do: "cp", Change: all(left, kept), Err: "is not a member of etcd"},
 		{Do: "cp", Change: two, Err: "etcd has two members"},
 		{Do: "cp", Change: without("cp3"), Err: "the cluster has 3 control planes, but etcd without cp1 only these members: cp2"},
 		{Do: "cp", Change: all(without("cp1"), runs(2)), Err: "which is named cp2"},
@@ -478,8 +478,8 @@ func etcdRows() []row {
 		{Do: "put back cp", Change: all(had("machine: {type: init}"), func(s *scene) { s.Mem.EtcdMembers = 1 }), Err: "is of machine.type init"},
 		{Do: "put back cp", Change: all(had("machine: {type: controlplane}"), fails("Secret", cluster.ErrNotNow)), Err: "journal: no answer just now"},
 		{Do: "put back cp", Change: had("machine: {type: controlplane}")},
-		{Do: "put back cp", Change: joined, Err: "which is no member any more"},
-		{Do: "put back cp", Change: without("cp1"), Err: "which is no member any more"},
+		{Do: "put back cp", Change: joined, Err: "which is not a member any more"},
+		{Do: "put back cp", Change: without("cp1"), Err: "which is not a member any more"},
 		{Do: "put back cp", Change: twins, Err: "etcd has two members named cp1"},
 		{Do: "put back cp", Change: silentMembers, Err: "no answer just now"},
 		{Do: "put back cp", Change: all(joined, func(s *scene) { s.Rec.Left = true })},

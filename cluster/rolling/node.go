@@ -273,7 +273,7 @@ func (r *Roll) takeSnapshot(ctx context.Context, p planning.Plan, dir string) er
 		}
 		return r.Journal.Put(snapshotKey, file)
 	}
-	none := fault.EtcdSnapshot.Refusedf("no control plane gave a snapshot of etcd that can be used")
+	none := fault.EtcdSnapshot.Refusedf("no control plane gave a usable snapshot of etcd")
 	if !slices.ContainsFunc(errs, func(err error) bool { return !cluster.IsUnanswered(err) }) {
 		none = &cluster.SilentError{Err: none}
 	}
@@ -297,7 +297,7 @@ func NoteEntry(n *Node) step.Step {
 		return k.Booted, is, err
 	}
 	return step.Step{
-		ID: "note-entry", Title: "note the boot entry that an earlier disk has left",
+		ID: "note-entry", Title: "record the boot entry that an earlier disk left",
 		Skip: func(ctx context.Context) (string, error) {
 			was, is, err := look(ctx)
 			if err != nil || was != is {

@@ -126,9 +126,9 @@ func (c *comparison) value(key, wanted string) {
 			"Say in recast.yaml what it has, or nothing; to change it, add a node with that and recast remove this one; or by hand, where its address stays: qm set %d --%s '%s' on %s, and restart it",
 			c.vm.ID, key, wanted, c.vm.Host)
 	case key == "bios":
-		d.When, d.Why = Never, "the system on its disk may not boot with another firmware: change it by hand, with the VM off, and see that it boots"
+		d.When, d.Why = Never, "the system on its disk may not boot with another firmware: change it by hand, with the VM off, and check that it boots"
 	case key == "scsihw":
-		d.When, d.Why = Never, "its disks would be at other addresses, by which machine configurations may name them: change it by hand, with the VM off, and see that every volume is back"
+		d.When, d.Why = Never, "its disks would be at other addresses, by which machine configurations may name them: change it by hand, with the VM off, and check that every volume is back"
 	}
 	c.add(d)
 }
@@ -247,7 +247,7 @@ func (c *comparison) device(key, wanted string) {
 		case same, name == "macaddr" && strings.EqualFold(is[name], should[name]):
 			continue
 		case name == "macaddr":
-			diff.When, diff.Why = Never, "the node may have its address by it: change it by hand, with the VM off, or say what it is"
+			diff.When, diff.Why = Never, "the node may have its address by it: change it by hand, with the VM off, or write in recast.yaml what it is"
 		}
 		c.add(diff)
 	}
@@ -301,7 +301,7 @@ func (c *comparison) disk(d cluster.ShapeDisk) error {
 		case slices.Contains(storedAtOnce, name):
 			diff.When = Live
 		case name == "serial":
-			diff.When, diff.Why = Never, "a disk is known by it, to recast and maybe to machine configurations: change it by hand, with the VM off, or say what it is"
+			diff.When, diff.Why = Never, "a disk is known by it, to recast and maybe to machine configurations: change it by hand, with the VM off, or write in recast.yaml what it is"
 		}
 		c.add(diff)
 	}
@@ -316,7 +316,7 @@ func (c *comparison) newDisk(d cluster.ShapeDisk) Difference {
 	diff := Difference{Key: d.Key, Wanted: allocates.Value(), When: Off, setting: d.Key}
 	switch {
 	case d.Storage == "" || d.SizeGiB == 0:
-		diff.When, diff.Wanted, diff.Why = Never, "a disk", "there is no such disk, and to make it takes its storage and its size"
+		diff.When, diff.Wanted, diff.Why = Never, "a disk", "there is no such disk, and making it needs its storage and its size"
 	case noticesSize(d.Key) && plugsDisks(c.vm):
 		diff.When = Live
 	}

@@ -491,7 +491,7 @@ func (c Candidate) Irreplaceable() []cluster.Obstacle {
 		case l.accepted(c.AcceptLoss):
 			continue
 		case slices.ContainsFunc(c.unseen, func(o loss) bool { return o.name == l.name }):
-			what, remedy = "may be on the system disk", "see that it answers"
+			what, remedy = "may be on the system disk", "check that it answers"
 		case l.lift != "":
 			remedy = l.lift + "; or " + remedy
 		}
@@ -763,7 +763,7 @@ func (c Candidate) argsAccepted(s cluster.Strategy) []string {
 func changes(c Candidate) []string {
 	var out []string
 	if replatformed(c) {
-		out = append(out, fmt.Sprintf("platform %s → %s: network settings that are in neither its machine configuration nor DHCP will be others", c.Machine.Platform, c.Build.Platform))
+		out = append(out, fmt.Sprintf("platform %s → %s: network settings that are in neither its machine configuration nor DHCP will change", c.Machine.Platform, c.Build.Platform))
 	}
 	if securing(c) {
 		out = append(out, "the boot ISO enrols its keys in the VM's firmware, which then boots signed systems only: the present one can't be put back if it is not signed")
@@ -891,7 +891,7 @@ func missingBoot(c Candidate) []cluster.Obstacle {
 	for _, key := range order {
 		if _, there := c.VM.Config[key]; !there {
 			out.add(fmt.Sprintf("qm set %d --boot %s", c.VM.ID, words.Quote("order="+strings.Join(have, ";"))),
-				"its boot order names %s, which the VM has not: set the boot order again", key)
+				"its boot order names %s, which the VM does not have: set the boot order again", key)
 		}
 	}
 	return out
@@ -913,7 +913,7 @@ func unwritable(c Candidate) []cluster.Obstacle {
 		switch {
 		case slices.Contains(cluster.RootOnly, key) || cluster.RawDevice(key, value): // reported above
 		case !cluster.IsDiskKey(key) && cluster.NumberedBus(key) == "" && !slices.Contains(carried, key) && !slices.Contains(hidden, key) && !slices.Contains(cluster.NeverCarried, key):
-			add(key, "its setting %s is none that recast knows, so whether a new VM can be given it can't be determined: remove it, or use reimage", key)
+			add(key, "recast does not know its setting %s, so whether a new VM can be given it can't be determined: remove it, or use reimage", key)
 		}
 	}
 	out = append(out, customised(c)...)

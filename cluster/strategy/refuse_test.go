@@ -135,7 +135,7 @@ func TestReplacingAnOccupiedVMIsImpossible(t *testing.T) {
 		"memory on disk": both(set("vmstate", "fast:vm-9002-state-suspend-1"),
 			"the VM's memory is on disk (fast:vm-9002-state-suspend-1), as that of one that is suspended: resume it (qm resume 9002)"),
 		"a boot order of missing devices": both(set("boot", "order=scsi0;net0;scsi9"),
-			"its boot order names net0, which the VM has not: set the boot order again\nits boot order names scsi9, which the VM has not: set the boot order again"),
+			"its boot order names net0, which the VM does not have: set the boot order again\nits boot order names scsi9, which the VM does not have: set the boot order again"),
 		"a boot order of the old kind": {change: set("boot", "cdn")},
 		"a parent snapshot alone":      both(set("parent", "b"), "the VM has snapshots (b), whose disks can't leave it: delete them first"),
 		"busy": both(func(_ *cluster.Wanted, f *observe.Found, _ *observe.Observation) {
@@ -711,7 +711,7 @@ func TestAnotherPlatform(t *testing.T) {
 	const (
 		filesText   = "the VM has cicustom (network=local:snippets/n.yaml), whose content recast can't read: remove it, or use reimage"
 		grubText    = "systemd-boot did not boot it, and with GRUB in-place keeps platform nocloud: use recreate or reimage, or keep the platform (images.platform)"
-		networkNote = "platform nocloud → metal: network settings that are in neither its machine configuration nor DHCP will be others"
+		networkNote = "platform nocloud → metal: network settings that are in neither its machine configuration nor DHCP will change"
 	)
 	address := func(of string) []string {
 		return []string{"the VM's cloud-init drive gives a fixed address (" + of + "), which platforms nocloud and metal do not both read: keep platform nocloud (images.platform), or have DHCP give the node its address and remove that"}
@@ -826,8 +826,8 @@ func TestKernelArgumentsAreNotLostUnsaid(t *testing.T) {
 		runs  = "talos.platform=metal net.ifnames=0 console=tty0"
 		put   = "add it to customization.extraKernelArgs of schematic storage and run recast lock --update, or name kernel-arg/net.ifnames=0 in nodes[].acceptLoss"
 		lost  = "its kernel has net.ifnames=0 from machine.install.extraKernelArgs, and the next one would not have it "
-		boot  = lost + "(systemd-boot takes only those of the image): " + put
-		api   = lost + "(the upgrade API of Talos 1.13 and later hands none to GRUB: talos#13967): " + put
+		boot  = lost + "(systemd-boot takes only the image's): " + put
+		api   = lost + "(the upgrade API of Talos 1.13 and later passes none to GRUB: talos#13967): " + put
 	)
 	accepts := func(w *cluster.Wanted, _ *observe.Found, _ *observe.Observation) {
 		w.AcceptLoss = []string{"kernel-arg/net.ifnames=0"}
@@ -858,9 +858,9 @@ func TestKernelArgumentsThatTakeNoEffectAreTold(t *testing.T) {
 		names  = "its configuration names the kernel arguments net.ifnames=0 talos.config (machine.install.extraKernelArgs), which its kernel does not have: "
 		put    = "; customization.extraKernelArgs of its schematic does it"
 		loses  = "its kernel has quiet from machine.install.extraKernelArgs, and its next one would not after "
-		uefi   = "(systemd-boot takes only those of the image)"
-		image  = "(with grubUseUKICmdline, GRUB takes only those of the image)"
-		api    = "(the upgrade API of Talos 1.13 and later hands none to GRUB: talos#13967)"
+		uefi   = "(systemd-boot takes only the image's)"
+		image  = "(with grubUseUKICmdline, GRUB takes only the image's)"
+		api    = "(the upgrade API of Talos 1.13 and later passes none to GRUB: talos#13967)"
 		config = "extraKernelArgs: [net.ifnames=0, quiet, talos.config=https://me:secret@host]"
 	)
 	for name, c := range map[string]struct {
@@ -872,12 +872,12 @@ func TestKernelArgumentsThatTakeNoEffectAreTold(t *testing.T) {
 			names + "never with systemd-boot, with which the VM's firmware boots each new system" + put, loses + "recreate " + uefi + ", reimage " + uefi + ", in-place " + api,
 		}},
 		"GRUB": {"", config, "quiet", "v1.13.9", "", []string{
-			names + "at a recreate or reimage by ISO at the earliest, without grubUseUKICmdline: true: the upgrade API of Talos 1.13 and later hands none to GRUB (talos#13967)" + put,
+			names + "at a recreate or reimage by ISO at the earliest, without grubUseUKICmdline: true: the upgrade API of Talos 1.13 and later passes none to GRUB (talos#13967)" + put,
 			loses + "in-place " + api,
 		}},
 		"GRUB, by the old API": {"", config, "quiet", "v1.12.6", "", []string{names + "at the next upgrade, recreate or reimage, without grubUseUKICmdline: true"}},
 		"GRUB, by the image": {"", "grubUseUKICmdline: true, " + config, "quiet", "v1.13.9", "", []string{
-			names + "never with grubUseUKICmdline: true, with which GRUB takes those of the image" + put, loses + "recreate " + image + ", reimage " + image + ", in-place " + image,
+			names + "never with grubUseUKICmdline: true, with which GRUB takes the image's" + put, loses + "recreate " + image + ", reimage " + image + ", in-place " + image,
 		}},
 		"the image has it":     {"", "extraKernelArgs: [quiet]", "quiet", "v1.13.9", "quiet", nil}, // what it loses is compared with the lock
 		"none":                 {"", "disk: /dev/sda", "quiet", "v1.13.9", "", nil},

@@ -828,7 +828,7 @@ func (n *Needs) freeing(storages []string, parked []cluster.VM) {
 	n.add("/vms", "free old system disks", all, "VM.Config.Disk")
 	n.add("/vms", "lift the protection of parking VMs, write their records", all, "VM.Config.Options")
 	n.on(storages, "free old system disks", "Datastore.AllocateSpace")
-	n.on(storages, "see that they are gone", "Datastore.Audit")
+	n.on(storages, "check that they are gone", "Datastore.Audit")
 }
 
 // NeedsToPublish is what uploading ISOs to those storages needs, and finding out for which hosts.

@@ -289,7 +289,7 @@ func (s Survey) EtcdTroubles(ctx context.Context, talos cluster.EtcdReader, file
 		if i := slices.IndexFunc(planes, func(e cluster.Endpoint) bool { return wrong == e.Node+cluster.IsLearner }); i >= 0 {
 			hint = etcd.AdviceForLearner(planes[i].Node, planes[i].Addr, s.machineOf(planes[i].Node))
 		}
-		out = append(out, fault.WithHint(fault.EtcdUnhealthy.Refusedf("%s", wrong), "%s; a roll takes no control plane out before that is put right", hint))
+		out = append(out, fault.WithHint(fault.EtcdUnhealthy.Refusedf("%s", wrong), "%s; a roll takes no control plane out before that is repaired", hint))
 	}
 	for _, e := range planes {
 		if !v.Has(e) {
@@ -307,7 +307,7 @@ func (s Survey) machineOf(node string) *cluster.Machine {
 
 // noMember: a control plane that was removed but has data restarts its etcd for ever; only that etcd's log says so.
 func (s Survey) noMember(ctx context.Context, talos cluster.EtcdReader, files cluster.FileReader, v etcd.View, e cluster.Endpoint) error {
-	err := fault.EtcdUnhealthy.Refusedf("%s is no member of etcd (%s are)", e.Node, v.Names())
+	err := fault.EtcdUnhealthy.Refusedf("%s is not a member of etcd (%s are)", e.Node, v.Names())
 	if own, errOwn := talos.EtcdStatus(ctx, e.Addr); errOwn == nil {
 		return fault.WithHint(fmt.Errorf("%w, but runs etcd member %x", err, own.MemberID),
 			"there are two etcds: talosctl etcd members, asked of each control plane, shows who is in which; find out which has the cluster's data before anything is wiped")
@@ -501,7 +501,7 @@ func (d *Discovered) match(vms []cluster.VM) error {
 	}
 	if d.Node != nil && d.Node.UUID != uuid {
 		return fault.WithHint(fault.Refusedf("node %s: Kubernetes says that its UUID is %s, but the machine at %s has %s", d.Name, d.Node.UUID, d.Addr, uuid),
-			"has another machine been given the hostname of %s, or its address? Put that right first", d.Name)
+			"has another machine been given the hostname of %s, or its address? Correct that first", d.Name)
 	}
 	f := observe.Found{Name: d.Name}
 	if err := observe.MatchVM(cluster.Wanted{Name: d.Name}, &f, &observe.Observation{VMs: vms}, uuid); err != nil {

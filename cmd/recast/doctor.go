@@ -284,7 +284,7 @@ func canWatch(s *streams) error {
 	if out, ok := s.out.(*os.File); ok && ui.IsTerminal(out) && live.Able(out, os.Getenv("TERM")) {
 		return nil
 	}
-	return fault.WithHint(errUsage{errors.New("--watch needs a terminal, and standard output is none")}, "for a script: recast status -o json")
+	return fault.WithHint(errUsage{errors.New("--watch needs a terminal, and standard output is not one")}, "for a script: recast status -o json")
 }
 
 // watchStatus draws one run after the other, until the user presses Ctrl-C.

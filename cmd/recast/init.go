@@ -331,7 +331,7 @@ func (n *newFlags) register(c *cobra.Command) {
 func (n *newFlags) check(c *cobra.Command, fresh bool) error {
 	others, why := n.names, "is for a cluster that --new makes"
 	if fresh {
-		others, why = onlyFound, "is for a cluster that is there already, and --new for one that is not"
+		others, why = onlyFound, "is for a cluster that exists already, and --new for one that does not"
 	}
 	for _, name := range others {
 		if c.Flags().Changed(name) {

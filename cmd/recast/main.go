@@ -135,7 +135,7 @@ var untouched = map[string]string{
 	"recast":             "nothing was started",
 	"recast adopt":       "nothing in the cluster was changed, and no existing file is overwritten without --force",
 	"recast backup":      "the cluster is as it was; a snapshot appears under its name only once it is verified",
-	"recast bootstrap":   "etcd begins once, on the named control plane, and nothing of another cluster is touched: run the same command again to go on",
+	"recast bootstrap":   "etcd begins once, on the named control plane, and nothing of another cluster is touched: run the same command again to continue",
 	"recast config":      reads,
 	"recast docs":        "no cluster was touched",
 	"recast doctor":      reads,

@@ -46,7 +46,7 @@ and the kubeconfig (KUBECONFIG, else ~/.kube/config) are made from the configura
 that control plane, readable only for you. Files that are there already stay, and must
 be of this cluster.
 
-Safe to run again: a bootstrap that was interrupted goes on, here or on another
+Safe to run again: an interrupted bootstrap continues, here or on another
 machine. Where there is a cluster already, its missing nodes are made, and nothing else
 is changed.`,
 		Example: `  recast init --new
@@ -142,7 +142,7 @@ answer, a Proxmox host with VMs does not answer, or one of the other control pla
 still answers once its VM is gone. No disk is
 freed: recast status lists them, and recast remove NODE --free NODE frees those of a node.
 
-Safe to run again: with the same snapshot it goes on where it was interrupted, here or
+Safe to run again: with the same snapshot it continues where it was interrupted, here or
 on another machine. Nothing else finishes it. With several control planes, try first to
 bring back as many as etcd needs: that loses nothing.`,
 		Example: `  talosctl -n ADDRESS etcd snapshot before.db   # if one still answers
@@ -182,7 +182,7 @@ again: that can't be undone. Of a node with surge: true only the system disk exi
 and that is freed at once, unless it has data that only it has.
 
 The last control plane is refused. Of three, remove two to come to one: with two, etcd
-survives the loss of neither. A removal that was interrupted goes on with the same
+survives the loss of neither. An interrupted removal continues with the same
 command, or with recast roll; recast undo NODE cancels it.`,
 		Example: `  recast remove wk3
   recast status                        # its disks
@@ -309,7 +309,7 @@ func (u undoFlags) check(nodes []string, blind bool) error {
 	case len(nodes) > 0 && u.run != "":
 		return wrong("arguments name nodes, --run names a run with all its nodes: choose one", "recast undo NODE..., or recast undo --run ID")
 	case u.unnamed(nodes) && blind:
-		return wrong("recast undo --yes without a terminal needs the names of nodes, or --run with the ID of a run: nobody sees which run it would be",
+		return wrong("recast undo --yes without a terminal needs the names of nodes, or --run with the ID of a run: nobody sees which run that is",
 			"recast history lists the runs, recast status what is unfinished")
 	}
 	return nil
@@ -466,7 +466,7 @@ func renderConfigs(s *streams, dir string, all []configs.Config, text func(confi
 	path := func(c configs.Config) string { return filepath.Join(dir, c.Node+".yaml") }
 	for _, c := range all {
 		if _, err := os.Lstat(path(c)); !errors.Is(err, fs.ErrNotExist) {
-			return fault.WithHint(cmp.Or(err, fault.Configf("%s is there already", path(c))), "name another directory with --to, or remove the file")
+			return fault.WithHint(cmp.Or(err, fault.Configf("%s already exists", path(c))), "name another directory with --to, or remove the file")
 		}
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {

@@ -80,7 +80,7 @@ second one stops at once.`,
 			}
 			f.saved = saved
 			if begun && saved == nil {
-				return errUsage{errors.New("--continue goes on with a saved plan: name it with --plan")}
+				return errUsage{errors.New("--continue continues a saved plan: name it with --plan")}
 			}
 			return f.withImages(c, s, g, func(ctx context.Context, p pipeline.Project, images pipeline.Images, m pipeline.Machines, run *step.Runner, o pipeline.RollOptions) (pipeline.Report, error) {
 				if c.Flags().Changed("rehearse") {

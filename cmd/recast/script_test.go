@@ -88,7 +88,7 @@ func TestScript(t *testing.T) {
 			return false, fmt.Errorf("unknown condition %q", name)
 		},
 		Cmds: map[string]func(ts *testscript.TestScript, neg bool, args []string){
-			"exits": exits, "awaits": awaits, "sources": sources, "replaces": replaces, "hears": hears, "conforms": conforms, "visits": visits, "presses": presses,
+			"exits": exits, "rejects": rejects, "awaits": awaits, "sources": sources, "replaces": replaces, "hears": hears, "conforms": conforms, "visits": visits, "presses": presses,
 		},
 	})
 }
@@ -109,6 +109,17 @@ func exits(ts *testscript.TestScript, neg bool, args []string) {
 	}
 	if got != want {
 		ts.Fatalf("exit code %d, want %d", got, want)
+	}
+}
+
+// rejects recast ARG… has recast refuse arguments, before it reads a file: in this process, for another one takes as
+// long as a hundred of them.
+func rejects(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) < 2 || args[0] != "recast" {
+		ts.Fatalf("usage: rejects recast arg…")
+	}
+	if code := run(args[1:], strings.NewReader(""), ts.Stdout(), ts.Stderr()); code != exitConfig {
+		ts.Fatalf("exit code %d, want %d", code, exitConfig)
 	}
 }
 

@@ -483,7 +483,7 @@ func (a *asker) ask(ctx context.Context, q setup.Question) (string, error) {
 		a.s.say(q.Text + " " + q.Default + " (" + q.Flag + ")")
 		return q.Default, nil
 	case a.yes:
-		return "", fault.WithHint(fault.Configf("%s No answer is safe to take", q.Text), "%s gives it", q.Flag)
+		return "", fault.WithHint(fault.Configf("%s There is no safe default", q.Text), "%s gives it", q.Flag)
 	case !a.terminal:
 		hint := q.Flag + " gives it"
 		if q.Default != "" {

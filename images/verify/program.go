@@ -65,13 +65,13 @@ func unsigned(pe *io.SectionReader) ([]span, error) {
 		return nil, r.err
 	}
 	if magic := r.number(at, 4); magic != 0x4550 || at < peHeader+4 {
-		return nil, errors.Join(errors.New("no PE file: its header is not where it should be"), r.err)
+		return nil, errors.Join(errors.New("not a PE file: its header is not where it should be"), r.err)
 	}
 	optional := at + optionalHeader
 	magic := r.number(optional, 2)
 	directories := map[int64]int64{0x10b: 96, 0x20b: 112}[magic] // PE32, PE32+
 	if r.err == nil && directories == 0 {
-		return nil, fmt.Errorf("no PE file: its optional header begins with %#x", magic)
+		return nil, fmt.Errorf("not a PE file: its optional header begins with %#x", magic)
 	}
 	const certificates, entry = 4, 8
 	length, count := r.number(at+20, 2), r.number(optional+directories-4, 4)

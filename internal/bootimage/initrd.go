@@ -59,7 +59,7 @@ func ReadInitrdContents(r io.Reader, scratch string, contents Contents) (Initrd,
 		return i.budget.unpack(kind, member, func(content *bufio.Reader) error { return eachArchive(content, i.archive) })
 	})
 	if err == nil && i.out.BaseSHA256 == "" {
-		err = errors.New("no compressed archive: Talos' own part is missing")
+		err = errors.New("not a compressed archive: Talos' own part is missing")
 	}
 	if err == nil {
 		err = i.layers()
@@ -402,7 +402,7 @@ func (c *newc) skipPadding(n int64) error {
 
 func parseNewc(h [newcHeaderBytes]byte) (e cpioEntry, nameBytes int64, err error) {
 	if string(h[:len(newcMagic)]) != newcMagic {
-		return cpioEntry{}, 0, fmt.Errorf("no cpio header: %q", h[:len(newcMagic)])
+		return cpioEntry{}, 0, fmt.Errorf("not a cpio header: %q", h[:len(newcMagic)])
 	}
 	var fields [13]uint32
 	for i := range fields {

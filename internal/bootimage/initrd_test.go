@@ -92,11 +92,11 @@ func TestInitrdRefused(t *testing.T) {
 		"a squashfs cut short":       {cpio(entry{name: "0.sqsh", content: image[:300]}, config), "0.sqsh: "},
 		"a capability":               {cpio(entry{name: "0.sqsh", content: string(golden(t, "capability.sqsh"))}, config), `0.sqsh: extended attributes: "capability"`},
 		"an attribute of overlayfs":  {cpio(entry{name: "0.sqsh", content: string(golden(t, "overlay.sqsh"))}, config), `0.sqsh: extended attributes: "overlay.opaque"`},
-		"no archive":                 {bytes.Repeat([]byte("text in its place"), 10), "no cpio header"},
+		"no archive":                 {bytes.Repeat([]byte("text in its place"), 10), "not a cpio header"},
 		"an archive without an end":  {bytes.Split(cpio(sqsh), []byte(trailer))[0], "unexpected EOF"},
 		"a number that is none":      {bytes.Replace(cpio(sqsh), []byte("000081a4"), []byte("0000 1a4"), 1), "is not a number"},
 		"a name too short":           {bytes.Replace(cpio(sqsh), []byte("0000000700000000"), []byte("0000000600000000"), 1), "wrong length"},
-		"a checksum archive":         {bytes.Replace(cpio(sqsh), []byte("070701"), []byte("070702"), 1), "no cpio header"},
+		"a checksum archive":         {bytes.Replace(cpio(sqsh), []byte("070701"), []byte("070702"), 1), "not a cpio header"},
 	}, func(t *testing.T, tt row) {
 		_, err := read(t, base, packed(t, tt.added))
 		requireRefused(t, err, "initramfs: ", tt.want)
@@ -111,8 +111,8 @@ func TestInitrdSequenceRefused(t *testing.T) {
 		want string
 	}
 	must.Each(t, map[string]row{
-		"nothing":                    {nil, "no compressed archive"},
-		"nothing compressed":         {cpio(entry{name: "a"}), "no compressed archive"},
+		"nothing":                    {nil, "not a compressed archive"},
+		"nothing compressed":         {cpio(entry{name: "a"}), "not a compressed archive"},
 		"text":                       {join(base, []byte("text")), "neither a cpio archive"},
 		"a skippable frame":          {join(base, []byte("\x50\x2a\x4d\x18\x00\x00\x00\x00")), "neither a cpio archive"},
 		"an archive at an odd place": {join(base, make([]byte, -len(base)&3), []byte{0}, cpio(entry{name: "a"})), "neither a cpio archive"},
@@ -197,8 +197,8 @@ func TestBaseDamage(t *testing.T) {
 		"no init":           {cpio(entries[2]), "no init"},
 		"no archive":        {nil, "no init"},
 		"cut short":         {cpio(entries...)[:300], "unexpected EOF"},
-		"something else":    {bytes.Repeat([]byte("machined"), 20), "no cpio header"},
-		"more behind it":    {join(cpio(entries...), bytes.Repeat([]byte("machined"), 20)), "no cpio header"},
+		"something else":    {bytes.Repeat([]byte("machined"), 20), "not a cpio header"},
+		"more behind it":    {join(cpio(entries...), bytes.Repeat([]byte("machined"), 20)), "not a cpio header"},
 		"a file of no size": {bytes.Replace(cpio(entries...), []byte("00000004"), []byte("0000000x"), 1), "is not a number"},
 	} {
 		_, err := whole(packed(t, tt.base))

@@ -108,7 +108,7 @@ func openVolume(r *io.SectionReader) (*volume, error) {
 			return nil, fmt.Errorf("volume descriptor %d: %w", n, err)
 		}
 		if string(d[1:6]) != isoDescriptorText {
-			return nil, errors.New("no ISO 9660 file system")
+			return nil, errors.New("not an ISO 9660 file system")
 		}
 		switch d[0] {
 		case 0:

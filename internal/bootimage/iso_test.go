@@ -54,7 +54,7 @@ func TestISORefused(t *testing.T) {
 		want string
 	}{
 		"nothing":                {just(nil), "volume descriptor 0: unexpected EOF"},
-		"no ISO":                 {just(make([]byte, 1<<20)), "no ISO 9660"},
+		"no ISO":                 {just(make([]byte, 1<<20)), "not an ISO 9660"},
 		"cut short":              {just(uefi[:len(uefi)-100<<10]), "unexpected EOF"},
 		"another validation":     {change(uefi, func(b []byte) { catalogue(b)[4]++ }), "no validation entry"},
 		"another platform":       {change(uefi, func(b []byte) { catalogue(b)[1] = 2; catalogue(b)[29] += 0xed }), "platform 0x2"},

@@ -146,7 +146,7 @@ func (l List) Line(line []byte) ([]byte, bool) {
 func (l List) YAML(data []byte) ([]byte, error) {
 	var doc any
 	if err := yaml.Unmarshal(data, &doc); err != nil {
-		return nil, fmt.Errorf("it is no YAML%s", linesOf(err))
+		return nil, fmt.Errorf("it is not YAML%s", linesOf(err))
 	}
 	return yaml.Marshal(l.keep(doc, nil))
 }

@@ -44,8 +44,8 @@ func keyCases() map[string]problemCase {
 		"misspelt key":      {change("  vmids", "  vmIDs"), `12:3: proxmox.vmIDs: unknown key, did you mean "vmids"?`},
 		"unknown key":       {change("  version: v1", "  flavour: salty\n  version: v1"), "4:3: talos.flavour: unknown key, expected one of version, config, machineConfigs"},
 		"key with a colour": {small + "\"\\e[31m.x\": 1\n", `16:1: "\x1b[31m.x": unknown key, expected one of version, cluster, talos, kubernetes, images, schematics, proxmox, vmClasses, nodes, roll, history, notify`},
-		"key given twice":   {small + "cluster: away\n", "16:1: cluster: is there already (line 2)"},
-		"node key twice":    {withNode("name: cp2"), "16:5: nodes[0].name: is there already (line 14)"},
+		"key given twice":   {small + "cluster: away\n", "16:1: cluster: already exists (line 2)"},
+		"node key twice":    {withNode("name: cp2"), "16:5: nodes[0].name: already exists (line 14)"},
 		"key is a number":   {small + "1: x\n", "16:1: 1: a key must be text: put it in quotes"},
 		"key is a list":     {small + "? [a]\n: x\n", `16:3: "": a key must be text: put it in quotes`},
 		"merge key":         {withNode("<<: {vmid: 101}"), `16:5: nodes[0]."<<": merge keys are not supported: write the keys out`},
@@ -78,7 +78,7 @@ func machineConfigCases() map[string]problemCase {
 		"proxmox token":    {with("{dir: a, env: [PROXMOX_VE_API_TOKEN]}"), "5:34: talos.machineConfigs.env[0]: recast passes its Proxmox token to no program: give this one its own token"},
 		"one file for all": {with("{dir: a, names: all.yaml}"), `5:28: talos.machineConfigs.names: "all.yaml" has no {node}: every node would get the same file`},
 		"out of the dir":   {with(`{dir: a, names: "../{node}.yaml"}`), `5:28: talos.machineConfigs.names: "../{node}.yaml" leads out of the directory`},
-		"unknown place":    {with(`{dir: a, names: "{role}-{node}.yaml"}`), `5:28: talos.machineConfigs.names: "{role}-{node}.yaml" has another place than {node} and {cluster}`},
+		"unknown place":    {with(`{dir: a, names: "{role}-{node}.yaml"}`), `5:28: talos.machineConfigs.names: "{role}-{node}.yaml" has a placeholder other than {node} and {cluster}`},
 		"no names":         {with(`{names: "{node}"}`), at + ": is empty: name a directory, or a command, or render, or remove it"},
 	}
 }
@@ -176,7 +176,7 @@ func nodeCases() map[string]problemCase {
 		"range, of one":       {change("9000-9099", "9000-9000"), "12:3: proxmox.vmids: 9000-9000 is too small: recast needs one VMID for its claim and one for parked disks"},
 		"no nodes":            {withNodes("nodes: []"), "13:1: nodes: is empty: name at least one node"},
 		"node name":           {change("cp1", "CP_1"), `14:5: nodes[0].name: "CP_1" is not a name of a node: lower-case letters, digits and '-', at most 63`},
-		"node twice":          {small + "  - {schematic: default, name: cp1}\n", `16:26: nodes[1].name: "cp1" is there already (line 14)`},
+		"node twice":          {small + "  - {schematic: default, name: cp1}\n", `16:26: nodes[1].name: "cp1" already exists (line 14)`},
 		"vmid twice":          {withNode("vmid: 101\n  - {name: cp2, schematic: default, vmid: 101}"), `17:37: nodes[1].vmid: 101 is already used by "cp1" (line 16)`},
 		"vmid, zero":          {withNode("vmid: 0"), "16:5: nodes[0].vmid: 0 is out of bounds: Proxmox allows 100-999999999"},
 		"vmid, negative":      {withNode("vmid: -1"), "16:5: nodes[0].vmid: -1 is out of bounds: Proxmox allows 100-999999999"},

@@ -898,7 +898,7 @@ func (k checker) imager() {
 		k.add(command, "is empty: name a program or remove it")
 	}
 	if k.given("images.imager.env") && !k.given(command) {
-		k.add("images.imager.env", "is for images.imager.command, which is not given")
+		k.add("images.imager.env", "is for images.imager.command, which is not set")
 	}
 	k.env("images.imager", im.Imager.Env)
 	if k.given(command) && k.given("images.imager.image") {

@@ -327,7 +327,7 @@ lab/recast.yaml:5:1: schematics: is empty: name at least one schematic
 lab/recast.yaml:6:1: proxmox.endpoints: required
 lab/recast.yaml:7:3: proxmox.vmids: "9-8" is out of bounds: Proxmox allows 100-999999999
 lab/recast.yaml:8:3: proxmox.token: secrets never live in this file: export PROXMOX_VE_API_TOKEN
-lab/recast.yaml:13:5: nodes[1].name: "a" is there already (line 10)
+lab/recast.yaml:13:5: nodes[1].name: "a" already exists (line 10)
 lab/recast.yaml:13:5: nodes[1].schematic: required
 lab/recast.yaml:14:5: nodes[1].vmid: 101 is already used by "a" (line 12)
 lab/recast.yaml:15:1: rolls: unknown key, did you mean "roll"?

@@ -198,7 +198,7 @@ func (r *report) pairs(n *yaml.Node, path string) iter.Seq2[string, *yaml.Node] 
 			case key.Kind != yaml.ScalarNode || key.ShortTag() != "!!str":
 				r.addAt(at, here, "a key must be text: put it in quotes")
 			case r.given(here):
-				r.addAt(at, here, "is there already (line %d)", r.line(here))
+				r.addAt(at, here, "already exists (line %d)", r.line(here))
 			default:
 				r.places[here] = at
 				if !yield(key.Value, value) {
@@ -565,7 +565,7 @@ func (k checker) nodes() {
 	for i, n := range k.c.Nodes {
 		k.node(fmt.Sprintf("nodes[%d]", i), n)
 		if first, ok := names[n.Name]; ok && n.Name != "" {
-			k.add(nodePath(i, "name"), "%s is there already (line %d)", quote(n.Name), k.line(nodePath(first, "name")))
+			k.add(nodePath(i, "name"), "%s already exists (line %d)", quote(n.Name), k.line(nodePath(first, "name")))
 		} else {
 			names[n.Name] = i
 		}
@@ -836,7 +836,7 @@ func (k checker) disks(at spot, disks []VMDisk) {
 		k.optional(here.key("storage").path, d.Storage, storageID, "name of a storage")
 		k.optional(here.key("serial").path, d.Serial, `[-A-Za-z0-9_.]{1,20}`, "serial number: at most 20 letters, digits, '-', '_' and '.'")
 		if first, ok := slots[d.Slot]; ok {
-			k.add(here.key("slot").path, "%s is there already (line %d)", quote(d.Slot), k.line(at.item(first).key("slot").path))
+			k.add(here.key("slot").path, "%s already exists (line %d)", quote(d.Slot), k.line(at.item(first).key("slot").path))
 		}
 		slots[d.Slot] = i
 		if !d.IsSystem() {

@@ -59,7 +59,7 @@ type VM struct {
 	HA *HA `yaml:"ha,omitempty"`
 	// NICs are the network cards net0, net1 and so on.
 	NICs []NIC `yaml:"nics,omitempty"`
-	// Disks of the VM, by slot. Disks that are not named stay as they are; recast never makes one smaller, moves one to another storage, or removes one.
+	// Disks of the VM, by slot. Disks that are not named stay as they are; recast never shrinks a disk, moves one to another storage, or removes one.
 	Disks []VMDisk `yaml:"disks,omitempty"`
 	// IPConfig are the addresses that a cloud-init drive gives the cards of a new VM: ipconfig0, ipconfig1 and so on, such as ip=192.0.2.31/24,gw=192.0.2.1.
 	IPConfig []string `yaml:"ipconfig,omitempty"`
@@ -399,7 +399,7 @@ func (k checker) machineConfigs() {
 	case !filepath.IsLocal(m.File("cluster", "node")):
 		k.add(path+".names", "%s leads out of the directory", quote(m.Names))
 	case strings.ContainsAny(m.File("cluster", "node"), "{}"):
-		k.add(path+".names", "%s has another place than {node} and {cluster}", quote(m.Names))
+		k.add(path+".names", "%s has a placeholder other than {node} and {cluster}", quote(m.Names))
 	}
 }
 

@@ -37,7 +37,7 @@ func vmCases() map[string]problemCase {
 		"mapping":               {withVM("hostpci: ['0000:01:00.0']"), `16:20: nodes[0].vm.hostpci[0]: "0000:01:00.0" is not a name of a resource mapping`},
 		"slot":                  {withVM("disks: [{slot: scsi31}]"), `16:19: nodes[0].vm.disks[0].slot: "scsi31" is not a slot of a disk: write it like scsi1, virtio1 or sata1`},
 		"no slot":               {withVM("disks: [{size: 10G}]"), "16:18: nodes[0].vm.disks[0].slot: required"},
-		"slot twice":            {withVM("disks: [{slot: scsi1}, {slot: scsi1}]"), `16:34: nodes[0].vm.disks[1].slot: "scsi1" is there already (line 16)`},
+		"slot twice":            {withVM("disks: [{slot: scsi1}, {slot: scsi1}]"), `16:34: nodes[0].vm.disks[1].slot: "scsi1" already exists (line 16)`},
 		"size":                  {withVM("disks: [{slot: scsi1, size: 10}]"), "16:32: nodes[0].vm.disks[0].size: must be a size such as 100G, not the number 10"},
 		"size in MiB":           {withVM("disks: [{slot: scsi1, size: 10M}]"), `16:32: nodes[0].vm.disks[0].size: "10M" is not a size: write it like 100G or 2T`},
 		"two system disks":      {withVM("disks: [{slot: scsi0, system: true}, {slot: scsi1, system: true}]"), "16:61: nodes[0].vm.disks[1].system: there is a system disk already (line 16)"},

@@ -231,7 +231,7 @@ var next = map[Code]string{
 	ClaimLost:          "recast status shows who has the claim now and what is unfinished",
 	Differs:            "recast plan shows what a roll would do about it",
 	Unread:             "recast doctor says what can't be reached, and why",
-	ThisMachine:        "put that right on this machine, then run the same command again",
+	ThisMachine:        "correct that on this machine, then run the same command again",
 	DoctorFound:        "do what each problem says, then run recast doctor again",
 	LockStale:          "recast lock",
 	ExtensionUnknown:   "correct the name or the version in the schematic, then recast lock",

@@ -699,7 +699,7 @@ func TestDrainOfOwnNode(t *testing.T) {
 		took           time.Duration
 	}
 	cases := map[string]row{
-		"it goes last": {kind: fault.Interrupted, err: "this run's own pod was evicted from wk1; the roll goes on", last: "evicting pod default/roll-x", took: 10 * time.Second},
+		"it goes last": {kind: fault.Interrupted, err: "this run's own pod was evicted from wk1; the roll continues", last: "evicting pod default/roll-x", took: 10 * time.Second},
 		"the name of a pod of another cluster": {
 			of: func(p *cluster.OwnPod) { p.UID = "another" }, kind: fault.Failed, err: "roll-x (still terminating, waiting for finalizers", took: 70 * time.Second,
 		},

@@ -317,7 +317,7 @@ func (a linstorAnswers) evicts(n linstorNode, own func() (string, error)) (time.
 	}
 	minutes, err := a.minutes(value)
 	if err != nil {
-		return 0, fault.Refusedf("%s of %s in LINSTOR is no number: %s", evictAfter, foreign.Line(n.Name), foreign.Line(value))
+		return 0, fault.Refusedf("%s of %s in LINSTOR is not a number: %s", evictAfter, foreign.Line(n.Name), foreign.Line(value))
 	}
 	return max(time.Minute, time.Duration(minutes)*time.Minute), nil
 }
@@ -560,7 +560,7 @@ func (a linstorAnswers) settings(c linstorAPI) (all []replica.Setting) {
 			System: linstorName, Name: what, Node: n.Name, Called: what + " in LINSTOR", Said: what + " in LINSTOR",
 			Value: n.Props[evictAfter], Unset: "the controller's", Unit: time.Minute, Number: a.minutes,
 			Beside: n.Props, Key: holdMemo, At: fmt.Sprintf("property %s of LINSTOR's node %s", holdMemo, foreign.Line(n.Name)),
-			Forget: fmt.Sprintf("see that %s of the node has the value that you want, then remove the other: linstor node set-property --aux %s recast.dev/hold", evictAfter, foreign.Line(n.Name)),
+			Forget: fmt.Sprintf("check that %s of the node has the value that you want, then remove the other: linstor node set-property --aux %s recast.dev/hold", evictAfter, foreign.Line(n.Name)),
 			Undo:   func(m replica.Memo) (string, error) { return c.undo(n, m) },
 			// LINSTOR can't refuse a write because someone else wrote since our read. So only changed properties are
 			// written, and runs of recast hold a claim.

@@ -534,7 +534,7 @@ func (c *Client) waitSettings(all []longhornSetting) (settings []replica.Setting
 			System: longhornName, Name: longhornWait, Called: "Longhorn's setting " + longhornWait, Said: longhornWait + " of Longhorn",
 			Value: s.Value, Unit: time.Second, Number: strconv.Atoi, Undo: s.undo,
 			Beside: s.Metadata.Annotations, Key: holdAnnotation, At: fmt.Sprintf("annotation %s of Longhorn's setting %s", holdAnnotation, longhornWait),
-			Forget: "see that the setting has the value that you want, then remove it: " + s.forget(),
+			Forget: "check that the setting has the value that you want, then remove it: " + s.forget(),
 			Write: func(ctx context.Context, value string, m replica.Memo) error {
 				return c.writeLonghorn(ctx, s, value, m)
 			},

@@ -164,7 +164,7 @@ func (c *Client) Uncordon(ctx context.Context, node string) error {
 
 // SetFailedBuild records on the Node a build from which the node came back with its old system; "" removes the record.
 func (c *Client) SetFailedBuild(ctx context.Context, node, build string) error {
-	return c.amendNode(ctx, "note the failed build on", node, func(n *corev1.Node) (*nodePatch, error) {
+	return c.amendNode(ctx, "record the failed build on", node, func(n *corev1.Node) (*nodePatch, error) {
 		if n.Annotations[failedBuildAnnotation] == build {
 			return nil, nil
 		}
@@ -177,7 +177,7 @@ func (c *Client) SetFailedBuild(ctx context.Context, node, build string) error {
 }
 
 func (c *Client) SetBooted(ctx context.Context, node string, b cluster.Booted) error {
-	return c.amendNode(ctx, "note the boot entry on", node, func(n *corev1.Node) (*nodePatch, error) {
+	return c.amendNode(ctx, "record the boot entry on", node, func(n *corev1.Node) (*nodePatch, error) {
 		if bootedOf(n) == b {
 			return nil, nil
 		}

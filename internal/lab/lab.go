@@ -199,7 +199,7 @@ type directory struct {
 // openDirectory makes the directory, or opens a directory that is empty or that an earlier lab has made. It changes
 // nothing in the directory, and refuses a directory that has, at a path of the lab, anything that a lab did not make.
 func openDirectory(dir string) (_ *directory, err error) {
-	d := &directory{now: mark{About: "recast lab up made this directory, and may begin anew over the files in this list", Made: map[string]string{}}}
+	d := &directory{now: mark{About: "recast lab up made this directory, and may replace the files in this list", Made: map[string]string{}}}
 	if d.path, err = filepath.Abs(dir); err != nil {
 		return nil, fmt.Errorf("find the lab's directory: %w", err)
 	}
@@ -265,7 +265,7 @@ func (d *directory) requireOwn(dir string) error {
 		return nil
 	}
 	return fault.WithHint(fault.Refusedf("%s was made by a lab, but not as it is now: %s; nothing was touched", dir, strings.Join(others, ", ")),
-		anotherDir+"; to begin anew here, move those files away first")
+		anotherDir+"; to begin again here, move those files away first")
 }
 
 // own says whether the path is free, or holds what the earlier lab made. A lock that the lab made may have changed,

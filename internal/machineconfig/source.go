@@ -530,7 +530,7 @@ func (s *Source) patched(ctx context.Context, cfg config.Provider, path string) 
 			return nil, err
 		}
 		if patch, err = configpatcher.LoadPatch(text); err != nil {
-			return nil, fault.WithHint(fault.MachineConfig.Configf("%s is no patch of a machine configuration: %s", path, withoutValues(err, text)),
+			return nil, fault.WithHint(fault.MachineConfig.Configf("%s is not a patch of a machine configuration: %s", path, withoutValues(err, text)),
 				"a patch is a part of a configuration (strategic merge), or a list of JSON patch operations")
 		}
 		if s.patches == nil {

@@ -541,7 +541,7 @@ func (c *Client) architectures(ctx context.Context, ref name.Reference, any stri
 	}
 	img, err := desc.Image()
 	if err != nil {
-		return nil, fault.Configf("%s is no image: %w", ref, foreign.Error(err))
+		return nil, fault.Configf("%s is not an image: %w", ref, foreign.Error(err))
 	}
 	config, err := img.ConfigFile()
 	if err != nil {

@@ -230,7 +230,7 @@ func rollSteps(note func(path, text string)) step.Step {
 			branch("take-down", "take wk1 down",
 				lasting("drain", "drain wk1", 30*time.Second, say("roll/workers/wk1/take-down/drain")),
 				lasting("stop", "stop VM 9031", 10*time.Second, nil)),
-			branch("bring-up", "bring wk1 up", branch("finish", "put back what was taken away",
+			branch("bring-up", "bring wk1 up", branch("finish", "restore the settings of VM and node",
 				reached(lasting("keep", "keep the old system disk parked", 0, nil), `the old system disk is on VM 9090 "recast-parking-wk1" on pve1`))),
 		), "runs v1.13.9 build abcdef012345"),
 		late(branch("control-02", "in-place control-02 (VM 9032 on pve2)",

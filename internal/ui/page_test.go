@@ -221,7 +221,7 @@ func TestWriteProvenance(t *testing.T) {
 	t.Parallel()
 	p := observe.Provenance{
 		Node: "wk1", VM: `VM 9031 "wk1" on pve1`, Address: netip.MustParseAddr("127.42.7.31"), Origin: observe.FromLock, Build: "b1", Wanted: "b1",
-		Summary: []string{"contradicted: files: what the node shows does not fit together", "it claims the build that recast.lock wants"},
+		Summary: []string{"contradicted: files: the node's answers contradict each other", "it claims the build that recast.lock wants"},
 		Links: []observe.ProvenanceLink{
 			{Name: "lock", Certainty: observe.Proven, Text: "recast.lock wants schematic storage", Details: []string{"schematic ID cafe", "installer registry.example/x@sha256:11"}},
 			{Name: "schematic", Certainty: observe.Claimed, Text: "the image says that it was built by \x1b[31mImage Factory"},

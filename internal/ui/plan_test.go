@@ -65,7 +65,7 @@ func inSync(name string) planning.NodePlan {
 func everyPhase() planning.Plan {
 	resumed := node("wk3", 9033, planning.Unfinished, cluster.PutBack, 180)
 	resumed.Why = "run 20261120-0300-aaaa began to recreate it and did not finish; its old system disk is put back: " +
-		"its machine configuration is nowhere but on the old system disk"
+		"its machine configuration is only on the old system disk"
 	resumed.System, resumed.Carried, resumed.Drift = system, []planning.DiskPlan{data}, observe.Drift{}
 	canary := node("wk1", 9031, planning.Canary, cluster.Recreate, 240)
 	canary.Why, canary.System, canary.Carried = "recreate: possible, every persistent disk can be carried over", system, []planning.DiskPlan{data}

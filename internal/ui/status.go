@@ -35,7 +35,7 @@ func drawStatus(p *page, res pipeline.StatusResult) {
 	apart(p, res.Marked, drawMarked)
 	apart(p, res.Surge, func(p *page, node string) {
 		p.line("surge  %s is left over by a roll", node)
-		advise(p, []pipeline.Advice{{Command: "recast roll", Does: "goes on with it, or removes it"}, {Command: "recast remove " + node, Does: "removes it"}})
+		advise(p, []pipeline.Advice{{Command: "recast roll", Does: "continues with it, or removes it"}, {Command: "recast remove " + node, Does: "removes it"}})
 	})
 	if len(res.Kept) > 0 {
 		p.line("")

@@ -132,7 +132,7 @@ func TestWatchASuspendedRun(t *testing.T) {
 	stopped := true
 	b.stopped = func(h claim.Holder) bool { return stopped && h == by }
 	must.Do(t, b.run.Put(past.AboutKey, past.About{Command: "roll", By: by}))
-	const says = "that run (pid 4711 on here) is suspended: fg in its terminal, or kill -CONT 4711, lets it go on"
+	const says = "that run (pid 4711 on here) is suspended: fg in its terminal, or kill -CONT 4711, resumes it"
 	b.logs(0)
 	b.looks(5)
 	b.wants(b.heartbeat(), says)

@@ -454,7 +454,7 @@ func TestRunPage(t *testing.T) {
 		t.Errorf("a run that goes on:\n%s", page)
 	}
 	stopped = true
-	require(`>suspended<`, "is suspended: fg in its terminal, or kill -CONT ", "lets it go on", "3 of 6 nodes done")
+	require(`>suspended<`, "is suspended: fg in its terminal, or kill -CONT ", "resumes it", "3 of 6 nodes done")
 	dead = true
 	require(`badge bad">killed`, "3 of 6 nodes done")
 	write(t, info, ended)

@@ -76,7 +76,7 @@ func controlPlanes(ctx context.Context, p pipeline.Project, m pipeline.Machines,
 	}
 	for _, m := range members {
 		if !slices.Contains(names, m) {
-			return p, nil, fault.WithHint(fault.EtcdSnapshot.Refusedf("the snapshot is of an etcd with the member %s, which is no control plane of recast.yaml: whether that is gone can't be seen", m), "list it, or take a later snapshot, from after it was removed")
+			return p, nil, fault.WithHint(fault.EtcdSnapshot.Refusedf("the snapshot is of an etcd with the member %s, which is not a control plane of recast.yaml: whether that is gone can't be seen", m), "list it, or take a later snapshot, from after it was removed")
 		}
 	}
 	only := *p.Config

@@ -270,7 +270,7 @@ func keepsSecrets(dir string) error {
 	} else if err != nil {
 		return fault.Configf("look at %s: %w", dir, err)
 	}
-	return fault.WithHint(fault.Configf("%s is there already, and is never replaced: a cluster that was made of these secrets is lost with them; nothing was changed", file),
+	return fault.WithHint(fault.Configf("%s already exists, and is never replaced: a cluster that was made of these secrets is lost with them; nothing was changed", file),
 		"--dir makes another cluster elsewhere; if no cluster has these secrets, move the file away")
 }
 
@@ -308,7 +308,7 @@ machine:
 func (in *newCluster) number(ctx context.Context, n, given *int, least int, q Question) error {
 	q.Check = func(answer string) (err error) {
 		if *n, err = strconv.Atoi(answer); err != nil || *n < least || *n > 500 {
-			return fault.Configf("%s: %q is no number from %d to 500", q.Flag, answer, least)
+			return fault.Configf("%s: %q is not a number from %d to 500", q.Flag, answer, least)
 		}
 		return nil
 	}
@@ -337,7 +337,7 @@ func (in *newCluster) chooseHosts(ctx context.Context, away *cluster.HostsAway) 
 	slices.SortFunc(online, cluster.CompareKeys)
 	for _, host := range in.Hosts {
 		if !slices.Contains(online, host) {
-			return fault.WithHint(fault.Configf("%s is no Proxmox node that is online", host), "--host: those that are: %s", strings.Join(online, ", "))
+			return fault.WithHint(fault.Configf("%s is not a Proxmox node that is online", host), "--host: those that are: %s", strings.Join(online, ", "))
 		}
 	}
 	if len(in.Hosts) > 0 {
@@ -375,10 +375,10 @@ func (in *newCluster) shaped(context.Context) error {
 		mib <<= 10
 	}
 	if c.MemoryMiB = mib; err != nil || mib < 2048 || mib > 16<<20 {
-		return fault.Configf("--memory: %q is no amount of memory from 2G on: write it like 4G, or in MiB like 4096", in.Memory)
+		return fault.Configf("--memory: %q is not an amount of memory of at least 2G: write it like 4G, or in MiB like 4096", in.Memory)
 	}
 	if err := c.System.UnmarshalText([]byte(in.SystemDisk)); err != nil || c.System.GiB < 10 {
-		return fault.Configf("--system-disk: %q is no size from 10G on: write it like 20G", in.SystemDisk)
+		return fault.Configf("--system-disk: %q is not a size of at least 10G: write it like 20G", in.SystemDisk)
 	}
 	worker := c
 	worker.Name = "worker"

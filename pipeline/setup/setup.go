@@ -344,7 +344,7 @@ func (in *initial) otherwise(err error) error {
 	for _, p := range found {
 		problem := fault.Configf("the result of the search is not a valid recast.yaml: %s: %s", p.Path, p.Message)
 		if in.fresh {
-			problem = fault.Configf("the answers make no valid recast.yaml: %s: %s", p.Path, p.Message)
+			problem = fault.Configf("the answers do not make a valid recast.yaml: %s: %s", p.Path, p.Message)
 		}
 		if hint := in.otherFlag(p.Path); hint != "" {
 			problem = fault.WithHint(problem, "%s", hint)
@@ -414,7 +414,7 @@ func addressesOf(list []string) (out []netip.Prefix, err error) {
 		to, errTo := netip.ParsePrefix(last + "/" + bits)
 		switch {
 		case errFrom != nil || errTo != nil || !from.Addr().Is4():
-			return nil, fault.Configf("%q is no IPv4 address with its prefix length: write it like 10.0.0.11/24, and several in a row like 10.0.0.11-10.0.0.18/24", text)
+			return nil, fault.Configf("%q is not an IPv4 address with its prefix length: write it like 10.0.0.11/24, and several in a row like 10.0.0.11-10.0.0.18/24", text)
 		case from.Masked() != to.Masked():
 			return nil, fault.Configf("%s: the two addresses are not in one network", text)
 		case to.Addr().Less(from.Addr()):
@@ -474,7 +474,7 @@ func (in *newCluster) unused(addr netip.Addr) error {
 
 func (in *newCluster) isGateway(text string) (err error) {
 	if in.gateway, err = netip.ParseAddr(text); err != nil {
-		return fault.Configf("%q is no address of a gateway: write it like 10.0.0.1", text)
+		return fault.Configf("%q is not the address of a gateway: write it like 10.0.0.1", text)
 	}
 	for i, p := range in.prefixes {
 		switch {
@@ -526,7 +526,7 @@ func (in *newCluster) isShared(text string) error {
 	addr, err := netip.ParseAddr(text)
 	switch {
 	case err != nil || !in.prefixes[0].Masked().Contains(addr):
-		return fault.Configf("%q is no address of %s, the network of the control planes", text, in.prefixes[0].Masked())
+		return fault.Configf("%q is not an address of %s, the network of the control planes", text, in.prefixes[0].Masked())
 	case addr == in.gateway || slices.ContainsFunc(in.prefixes, func(p netip.Prefix) bool { return p.Addr() == addr }):
 		return fault.Configf("%s is that of the gateway or of a node: the control planes share another one", addr)
 	}
@@ -541,7 +541,7 @@ func (in *newCluster) isShared(text string) error {
 
 func (in *newCluster) isEndpoint(text string) error {
 	if u, err := url.Parse(text); err != nil || u.Scheme != "https" || u.Hostname() == "" || u.User != nil {
-		return fault.Configf("that is no URL of the Kubernetes API: write it like https://k8s.example:6443")
+		return fault.Configf("that is not the URL of a Kubernetes API: write it like https://k8s.example:6443")
 	}
 	in.Endpoint = text
 	return nil

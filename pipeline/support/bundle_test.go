@@ -251,5 +251,5 @@ func TestEmptyBundle(t *testing.T) {
 		Observe: func(context.Context) (observe.Observation, error) { return observe.Observation{}, fails },
 	}
 	b = Bundle(t.Context(), &p, src, time.Now())
-	requireIn(t, b, map[string][]string{"unread.txt": {"recast.yaml: it is no YAML", "VMs: connection refused", "nodes: connection refused", "status: connection refused"}})
+	requireIn(t, b, map[string][]string{"unread.txt": {"recast.yaml: it is not YAML", "VMs: connection refused", "nodes: connection refused", "status: connection refused"}})
 }

@@ -9,7 +9,7 @@ type Fate string
 const (
 	Kept  Fate = "given to the new VM as it was"
 	Late  Fate = "set on the new VM once its node serves"
-	Anew  Fate = "made anew by Proxmox, or gone with the VM object"
+	Anew  Fate = "made again by Proxmox, or gone with the VM object"
 	Never Fate = "in the way of recreate"
 )
 

@@ -105,7 +105,7 @@ func (x *Exchange) open(ctx context.Context, earlier *parking.Parking) error {
 func (x *Exchange) steps() step.Step {
 	source := x.source()
 	remember := step.Step{ID: "remember", Title: "keep its firewall on the parking VM", Do: x.do(func(ctx context.Context, r *exchange.Replace) error { return r.KeepFirewall(ctx) })}
-	down := source.TakeDown(remember, step.Step{ID: "stop", Title: "see that nobody starts it", Do: x.do(staysOff)})
+	down := source.TakeDown(remember, step.Step{ID: "stop", Title: "check that nobody starts it", Do: x.do(staysOff)})
 	down.Skip = func(ctx context.Context) (string, error) {
 		r, err := x.read(ctx)
 		if err != nil {
@@ -119,7 +119,7 @@ func (x *Exchange) steps() step.Step {
 
 func (x *Exchange) putBack() step.Step {
 	stop := func(r *exchange.Replace) []step.Step {
-		return []step.Step{{ID: "stop", Title: "see that it is off", Skip: r.StandsStill, Do: func(ctx context.Context) error { return staysOff(ctx, r) }}}
+		return []step.Step{{ID: "stop", Title: "check that it is off", Skip: r.StandsStill, Do: func(ctx context.Context) error { return staysOff(ctx, r) }}}
 	}
 	return x.whole(x.source().PutBack(stop, []step.Step{x.start()}, nil))
 }
@@ -136,7 +136,7 @@ func (x *Exchange) whole(s step.Step) step.Step {
 }
 
 func (x *Exchange) start() step.Step {
-	return step.Step{ID: "start", Title: "see that no other VM has its disks", Do: func(ctx context.Context) error {
+	return step.Step{ID: "start", Title: "check that no other VM has its disks", Do: func(ctx context.Context) error {
 		vm, err := x.Proxmox.VM(ctx, x.VMID)
 		if err != nil || vm.Running {
 			return fault.Prefix(fmt.Sprintf("look up VM %d", x.VMID), err)

@@ -276,7 +276,7 @@ func (s *scene) upgradeRefused() {
 	s.until("kube-proxy runs everywhere", func() bool { return s.running()["kube-proxy"] == proxies(before) })
 	was := s.running()
 	s.must(4, "upgrade-k8s --to v1.38.0 --yes", "Kubernetes is upgraded one minor version at a time, and "+before+" → v1.38.0 skips v1.37")
-	s.must(4, "upgrade-k8s --to v1.35.4 --yes", "Kubernetes goes to no version before")
+	s.must(4, "upgrade-k8s --to v1.35.4 --yes", "Kubernetes can't be downgraded")
 	s.must(4, "upgrade-k8s --to v1.37.9 --yes", "can't fetch registry.k8s.io/kube-apiserver:v1.37.9", "nothing was restarted")
 	s.must(0, "upgrade-k8s --to "+after+" --dry-run", "cluster lab: Kubernetes "+before+" → "+after, "kube-proxy:"+after)
 	if diff := cmp.Diff(was, s.running()); diff != "" {

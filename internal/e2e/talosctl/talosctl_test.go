@@ -410,7 +410,7 @@ func resetBehind() []command {
 		{line: "get machineconfig v1alpha1 -n {wk2} -o jsonpath={.spec}", out: []string{`^machine:`}, keep: "wk2.yaml"},
 		{line: "reset -n {wk2} --system-labels-to-wipe STATE --reboot --wait=false"},
 		{line: "recast drift", code: 1, out: []string{`^unread +wk2 `, `is in maintenance mode: its machine has no configuration any more, as after talosctl reset`, `^1 of 5 nodes could not be read`}, within: boots},
-		{line: "recast roll --yes", code: 1, errs: []string{`a plan needs every node's answer: node wk2`, `hint: its machine configuration is nowhere to be had: put it as wk2.yaml `}},
+		{line: "recast roll --yes", code: 1, errs: []string{`a plan needs every node's answer: node wk2`, `hint: its machine configuration can't be found: put it as wk2.yaml `}},
 		{line: "apply-config -i -n {wk2} -f {dir}/wk2.yaml", within: boots},
 		{line: "recast drift", out: inSync, within: boots},
 	}
@@ -497,7 +497,7 @@ func TestReader(t *testing.T) {
 	reader := strings.Replace(string(config), "./talosconfig", "./reader", 1)
 	mustDo(t, os.WriteFile(filepath.Join(u.dir, "reader.yaml"), []byte(reader), 0o600))
 	u.types("What it is told",
-		command{line: "recast drift -c {dir}/reader.yaml", out: []string{`note: not compared, for it takes a talosconfig with the role os:admin`, `^5 nodes in sync`}},
+		command{line: "recast drift -c {dir}/reader.yaml", out: []string{`note: not compared, because that needs a talosconfig with the role os:admin`, `^5 nodes in sync`}},
 		command{line: "recast plan -c {dir}/reader.yaml", code: 1, errs: []string{`our talosconfig may not`, `hint: recast needs a talosconfig with the role os:admin`}})
 	u.counts()
 }

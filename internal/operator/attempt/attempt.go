@@ -317,7 +317,7 @@ func edited(text []byte, edits [][2]string) ([]byte, error) {
 				at.Content = append(at.Content, &yaml.Node{Kind: yaml.ScalarNode, Tag: "!!str", Value: key}, value)
 			}
 			if i < len(keys)-1 && value.Kind != yaml.MappingNode {
-				return nil, fmt.Errorf("%s: is no mapping of keys to values", strings.Join(keys[:i+1], "."))
+				return nil, fmt.Errorf("%s: is not a mapping of keys to values", strings.Join(keys[:i+1], "."))
 			}
 			at = value
 		}

@@ -517,7 +517,7 @@ func TestKubernetesAsApproved(t *testing.T) {
 	}
 	cases := map[string]example{
 		"as planned":  {dryRun: "echo '" + kubernetesReport + "'", message: "done", upgraded: true},
-		"changed":     {dryRun: "echo '" + strings.Replace(kubernetesReport, "u1", "u2", 1) + "'", code: ExitRefused, message: "things are no longer as planned: make another ImageRoll"},
+		"changed":     {dryRun: "echo '" + strings.Replace(kubernetesReport, "u1", "u2", 1) + "'", code: ExitRefused, message: "the cluster is no longer as planned: make another ImageRoll"},
 		"unreachable": {dryRun: "echo 'error: no answer' >&2; exit 1", code: ExitFailed, message: "no answer"},
 		"begun":       {dryRun: "exit 1", progress: &v1alpha1.Progress{Updated: clock(-60)}, message: "done", upgraded: true},
 	}

@@ -256,7 +256,7 @@ func (a *Attempt) stillApproved(ctx context.Context) (code int, message string, 
 		return ExitFailed, "", err
 	}
 	if hash != a.PlanHash {
-		return ExitFailed, "", exit{ExitRefused, errors.New("things are no longer as planned: make another ImageRoll")}
+		return ExitFailed, "", exit{ExitRefused, errors.New("the cluster is no longer as planned: make another ImageRoll")}
 	}
 	return ExitDone, "", nil
 }

@@ -503,7 +503,7 @@ func (l look) clusters(ctx context.Context) (string, frame.View, error) {
 		return "", frame.View{}, err
 	}
 	newest := newestRolls(rolls.Items)
-	v := clustersView{fleetsView: fleetsView{seldom, "FleetRolls that are not over", fleets}}
+	v := clustersView{fleetsView: fleetsView{seldom, "FleetRolls that are not finished", fleets}}
 	for i := range clusters.Items {
 		c := &clusters.Items[i]
 		line := l.clusterLine(c, newest[client.ObjectKeyFromObject(c)])
@@ -759,9 +759,9 @@ func (v *fleetView) nextOf(f *v1alpha1.FleetRoll) {
 	case c.Reason == v1alpha1.ReasonAwaitingApproval:
 		v.Next = append(v.Next, patch("begin stage "+v.Stage, approved(f)))
 	case f.Spec.State == v1alpha1.FleetPaused:
-		v.Next = append(v.Next, patch("go on", `{"state":"Running"}`))
+		v.Next = append(v.Next, patch("continue", `{"state":"Running"}`))
 	case c.Reason == v1alpha1.ReasonStageFailed:
-		v.Next = append(v.Next, patch("go on, once it is known why they failed", fmt.Sprintf(`{"abortThreshold":%d}`, f.Status.Failed+1)))
+		v.Next = append(v.Next, patch("continue, once it is known why they failed", fmt.Sprintf(`{"abortThreshold":%d}`, f.Status.Failed+1)))
 	default:
 		v.Next = append(v.Next, patch("begin nothing more for now", `{"state":"Paused"}`))
 	}

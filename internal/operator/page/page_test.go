@@ -91,7 +91,7 @@ func TestPages(t *testing.T) {
 	v := example(t)
 	for path, words := range map[string][]string{
 		"/": {
-			"clusters 12 in sync 5 in trouble 4 await approval 1 being rolled 1", "FleetRolls that are not over", "winter clusters awaiting approval first 0 of 2 done",
+			"clusters 12 in sync 5 in trouble 4 await approval 1 being rolled 1", "FleetRolls that are not finished", "winter clusters awaiting approval first 0 of 2 done",
 			"autumn clusters abort threshold all 3 of 6 done, 2 failed", "oslo-1 clusters roll failed ImageRoll oslo-1-4: wait for wk1 to be healthy", "6, 4 stale v1.13.8 → v1.13.9 oslo-1-4 2/6 failed 42m ago opens 22:00",
 			"trondheim-1 clusters check failed read https://pve1.trondheim.example:8006: connection refused 5, 5 unread", "bergen-2 clusters rolling 3/6 nodes; wk1: wait for wk1 to join", "always open", "tromso-1 clusters suspended spec.suspend: nothing is started",
 			"ci-1 lab in sync 1 v1.13.9", "kirkenes-1 clusters roll failed node wk2 keeps the last healthy replica of volume pvc-88 of Longhorn: wait until it is rebuilt 6, 2 stale", "bergen-1 clusters awaiting approval plan 5c1f0a7e rolls 6 nodes 6, 6 stale",

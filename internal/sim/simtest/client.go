@@ -439,7 +439,7 @@ func (c *Client) initSources(s *session, dir string) setup.InitSources {
 		Ask: func(_ context.Context, q setup.Question) (string, error) {
 			c.Asked = append(c.Asked, q)
 			if q.Default == "" {
-				return "", fault.Configf("%s No answer is safe to take", q.Text)
+				return "", fault.Configf("%s There is no safe default", q.Text)
 			}
 			return q.Default, nil
 		},

@@ -554,8 +554,8 @@ func TestBootstrapRefused(t *testing.T) {
 		}
 	}
 	eachLong(t, sim.Options{Empty: true}, map[string]story{
-		"a VM has a node's name":             {"cp1", vm(500, "wk1", ""), 0, 0, `wk1: it is in recast.yaml, and there is something of it: its name has VM 500 "wk1"`},
-		"a VM has a node's number":           {"cp1", vm(500, "else", " vmid: 500,"), 0, 0, `cp1: it is in recast.yaml, and there is something of it: its number has VM 500 "else"`},
+		"a VM has a node's name":             {"cp1", vm(500, "wk1", ""), 0, 0, `wk1: it is in recast.yaml, and parts of it exist: its name has VM 500 "wk1"`},
+		"a VM has a node's number":           {"cp1", vm(500, "else", " vmid: 500,"), 0, 0, `cp1: it is in recast.yaml, and parts of it exist: its number has VM 500 "else"`},
 		"a machine has the first's address":  {"cp1", squatter("127.42.7.11"), 0, 0, "a machine in maintenance mode answers at 127.42.7.11, which is to be the address of cp1"},
 		"a machine has a worker's address":   {"cp1", squatter("127.42.7.31"), 1, 1, "a machine in maintenance mode answers at 127.42.7.31, which is to be the address of wk1"},
 		"a machine of the cluster elsewhere": {"cp1", foundling, 1, 0, "Talos' discovery knows another machine of this cluster, cp3: etcd was not begun on cp1"},

@@ -348,7 +348,7 @@ func (r resumption) run(t *testing.T, ref reference) {
 	if !forward {
 		want = cluster.PutBack
 	}
-	putBack := strings.Contains(p.Why, "its machine configuration is nowhere but on the old system disk")
+	putBack := strings.Contains(p.Why, "its machine configuration is only on the old system disk")
 	require(t, p.Strategy == want && p.Resume && strings.Contains(p.Why, "run 20000101-0000-feed began to "+string(r.strategy)+" it") && putBack != forward,
 		"planned as %s, want %s: %s", p.Strategy, want, p.Why)
 	rep := c.mustRoll(policyFor(r.node))
@@ -370,8 +370,8 @@ func TestResumeAfterTheLockMovedOn(t *testing.T) {
 	}
 	eachLong(t, oneWorker(), map[string]story{
 		"the past lock is here":                     {after("delete-vm"), true, "did not finish"},
-		"the past lock is lost":                     {after("delete-vm"), false, "is in no lock that is here"},
-		"the past lock is lost, the new build runs": {before("finish/keep"), false, "is in no lock that is here"},
+		"the past lock is lost":                     {after("delete-vm"), false, "no lock here has its build"},
+		"the past lock is lost, the new build runs": {before("finish/keep"), false, "no lock here has its build"},
 	}, func(t *testing.T, lab *Lab, c story) {
 		lab.Patch(sim.PatchedExtension)
 		first := lab.Client()

@@ -190,7 +190,7 @@ func TestGivenUpDiskIsKept(t *testing.T) {
 		},
 		"the next roll": func(t *testing.T, lab *Lab) {
 			p := lab.planOf(lab.Client(), "wk1", planning.Policy{})
-			require(t, len(p.Frees) == 1 && p.Frees[0].GivenUp && strings.Contains(p.Frees[0].String(), "run "+firstRun+" had made and which was given up"),
+			require(t, len(p.Frees) == 1 && p.Frees[0].GivenUp && strings.Contains(p.Frees[0].String(), "run "+firstRun+" made before it was cancelled"),
 				"frees %+v", p.Frees)
 			must(t, lab.as(thirdRun).roll(onlyWorker)(t.Context()))
 			lab.requireKept(1)

@@ -424,7 +424,7 @@ func TestRemovedMember(t *testing.T) {
 		time.Sleep(time.Minute)
 
 		res := diagnosis(t, lab.Client())
-		const says = "Talos: etcd: cp2 is no member of etcd (cp1, cp3 are), but has data of one: it was removed, and its etcd restarts for ever"
+		const says = "Talos: etcd: cp2 is not a member of etcd (cp1, cp3 are), but has data of one: it was removed, and its etcd restarts for ever"
 		requireSays(t, strings.Join(problems(res), "\n"), says)
 		require(t, res.Err() != nil, "doctor finds nothing wrong")
 		plan := lab.planOf(lab.Client(), "cp2", policyFor("cp2"))
@@ -434,7 +434,7 @@ func TestRemovedMember(t *testing.T) {
 
 		from := len(lab.Recorder.Calls())
 		if _, err := lab.Client().Roll(t.Context(), policyFor("cp2")); onData {
-			requireRefused(t, err, "cp2 is no member of etcd (cp1, cp3 are), and with the data that it has it can never join again")
+			requireRefused(t, err, "cp2 is not a member of etcd (cp1, cp3 are), and with the data that it has it can never join again")
 			lab.requireLeftAlone(from, "cp2")
 			lab.reset("cp2", "EPHEMERAL") // as the hint says
 			lab.as(secondRun).mustRoll(policyFor("cp2"))
@@ -474,7 +474,7 @@ func TestDoctorOfTwoEtcds(t *testing.T) {
 		time.Sleep(time.Minute)
 		checks := cluster.Where(diagnosis(t, lab.Client()).Checks, func(c checkup.Check) bool { return c.What == "etcd" })
 		all := fmt.Sprintf("%+v", checks)
-		requireSays(t, all, "cp3 is no member of etcd (cp1, cp2 are), but runs etcd member ", "there are two etcds")
+		requireSays(t, all, "cp3 is not a member of etcd (cp1, cp2 are), but runs etcd member ", "there are two etcds")
 		require(t, !strings.Contains(all, "talosctl reset"), "doctor says\n%s", all)
 	})
 }
@@ -526,6 +526,7 @@ func TestAFileWithoutEtcdsVolume(t *testing.T) {
 
 // TestBackup needs only the role os:etcd:backup and changes nothing, whatever is wrong with etcd.
 func TestBackup(t *testing.T) {
+	long(t)
 	inLab(t, sim.Options{ControlPlanes: 3, Workers: 1}, func(t *testing.T, lab *Lab) {
 		endpoints := cluster.Each(controlPlanes, func(name string) string { return lab.node(name).Addr.String() })
 		config := valueOf(lab.Talos.Talosconfig(role.EtcdBackup, endpoints...))(t)
@@ -599,7 +600,7 @@ func TestSnapshotOfEtcd(t *testing.T) {
 		"wrong on the first two": {map[string]talosapi.EtcdFault{"cp1": cut, "cp2": flipped}, []string{"cp1", "cp2", "cp3"}, nil},
 		"each in a way of its own": {map[string]talosapi.EtcdFault{"cp1": cut, "cp2": flipped, "cp3": broken}, []string{"cp1", "cp2", "cp3"}, []string{
 			"snapshot of etcd from cp1: snapshot has ", "snapshot of etcd from cp2: snapshot does not match its checksum", "snapshot of etcd from cp3: ",
-			"no control plane gave a snapshot of etcd that can be used",
+			"no control plane gave a usable snapshot of etcd",
 		}},
 	}, func(t *testing.T, lab *Lab, c story) {
 		lab.Patch(everywhere)

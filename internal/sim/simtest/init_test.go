@@ -361,13 +361,13 @@ func TestInitNewRefuses(t *testing.T) {
 			"a gateway elsewhere":   {func(_ *setup.InitOptions, n *setup.NewOptions) { n.Gateway = "10.0.0.1" }, "the gateway 10.0.0.1 is not in 127.42.7.0/24", ""},
 			"no common address":     {func(_ *setup.InitOptions, n *setup.NewOptions) { n.ControlPlanes = new(3) }, "does not go down with one of the 3 control planes", ""},
 			"a VIP of a node":       {func(_ *setup.InitOptions, n *setup.NewOptions) { n.VIP = "127.42.7.102" }, "127.42.7.102 is that of the gateway or of a node", ""},
-			"an endpoint of none":   {func(_ *setup.InitOptions, n *setup.NewOptions) { n.Endpoint = "10.0.0.10" }, "no URL of the Kubernetes API", ""},
+			"an endpoint of none":   {func(_ *setup.InitOptions, n *setup.NewOptions) { n.Endpoint = "10.0.0.10" }, "not the URL of a Kubernetes API", ""},
 			"an unknown storage":    {func(_ *setup.InitOptions, n *setup.NewOptions) { n.Storage = "fats" }, "storage fats does not take disks", "--storage: one that does: fast"},
 			"a storage for ISOs":    {func(_ *setup.InitOptions, n *setup.NewOptions) { n.Storage = sim.ISOStorage }, "storage isos does not take disks", ""},
-			"a host that is none":   {func(_ *setup.InitOptions, n *setup.NewOptions) { n.Hosts = []string{"pve9"} }, "pve9 is no Proxmox node that is online", "pve1, pve2"},
+			"a host that is none":   {func(_ *setup.InitOptions, n *setup.NewOptions) { n.Hosts = []string{"pve9"} }, "pve9 is not a Proxmox node that is online", "pve1, pve2"},
 			"names of VMs":          {func(_ *setup.InitOptions, n *setup.NewOptions) { n.Prefix = "" }, `VM 9001 "cp1" on pve1, VM 9031 "wk1" on pve2`, "--prefix home- gives"},
 			"names that are none":   {func(_ *setup.InitOptions, n *setup.NewOptions) { n.Prefix = "Home_" }, "nodes[0].name: ", "--prefix gives the nodes other names"},
-			"no workers below zero": {func(_ *setup.InitOptions, n *setup.NewOptions) { n.Workers = new(-1) }, "--workers: \"-1\" is no number from 0", ""},
+			"no workers below zero": {func(_ *setup.InitOptions, n *setup.NewOptions) { n.Workers = new(-1) }, "--workers: \"-1\" is not a number from 0", ""},
 			"little memory":         {func(_ *setup.InitOptions, n *setup.NewOptions) { n.Memory = "512" }, "--memory: ", ""},
 			"a small system disk":   {func(_ *setup.InitOptions, n *setup.NewOptions) { n.SystemDisk = "5G" }, "--system-disk: ", ""},
 			"a data disk of none":   {func(_ *setup.InitOptions, n *setup.NewOptions) { n.DataDisk = "much" }, "--data-disk: ", ""},
@@ -393,6 +393,7 @@ func TestInitNewRefuses(t *testing.T) {
 
 // TestInitNewAgain: the secrets of a cluster are never replaced, and a second cluster needs another name.
 func TestInitNewAgain(t *testing.T) {
+	long(t)
 	inLab(t, sim.Options{Workers: 1}, func(t *testing.T, lab *Lab) {
 		me := lab.Client()
 		o, n := ofNew(1, 0)
@@ -400,7 +401,7 @@ func TestInitNewAgain(t *testing.T) {
 		before := tree(t, me.Dir)
 		o.Force = true
 		requireFault(t, errOf(lab.Client().InitNew(t.Context(), me.Dir, o, n)), fault.Config,
-			"secrets.yaml is there already, and is never replaced")
+			"secrets.yaml already exists, and is never replaced")
 		requireSame(t, before, tree(t, me.Dir), "refused, it has changed (-before +after)")
 		must(t, os.Remove(filepath.Join(me.Dir, "secrets.yaml")))
 		must(t, errOf(lab.Client().InitNew(t.Context(), me.Dir, o, n)))
@@ -413,6 +414,7 @@ func TestInitNewAgain(t *testing.T) {
 
 // TestInitNewHosts: no VM is put on a host that is offline, and VMs there are seen by their names.
 func TestInitNewHosts(t *testing.T) {
+	long(t)
 	inLab(t, sim.Options{Workers: 1, Hosts: 3}, func(t *testing.T, lab *Lab) {
 		lab.World.CrashHost("pve2")
 		o, n := ofNew(1, 2)
@@ -513,7 +515,7 @@ func TestImagesForAnotherPlatform(t *testing.T) {
 		requireSame(t, []string{reason}, planOf(t, lab, "wk1").Refused, "with a fixed address (-want +got)")
 		whileOff(change("ipconfig0=ip=dhcp"))(lab)
 		const note = "platform nocloud → metal: " +
-			"network settings that are in neither its machine configuration nor DHCP will be others"
+			"network settings that are in neither its machine configuration nor DHCP will change"
 		notes := lab.Client().mustRoll(onlyWorker).Plan.Work()[0].Notes
 		require(t, len(notes) != 0 && notes[0] == note, "notes: %q", notes)
 		lab.requireUpgraded(t, "wk1")

@@ -114,6 +114,7 @@ func (l *Lab) installBy(t *testing.T, node, installer string) {
 // TestEntryOfTheBootBefore: a machine whose kernel can't write EFI variables reports, after a kexec, the previous boot
 // entry as its own. Its upgrade completes and is not repeated, and there is no warning of a pending reboot.
 func TestEntryOfTheBootBefore(t *testing.T) {
+	long(t)
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		lab.setRoll("strategy: in-place", "reboot: kexec")
 		must(t, lab.Trouble("wk1", talosapi.Trouble{NoOneShot: true}))
@@ -450,7 +451,7 @@ func TestInPlaceThatDoesNotComeBack(t *testing.T) {
 		},
 		"reimage, but its build is nowhere": {
 			strategy: cluster.InPlace, roll: []string{"bootFailure: reimage"}, mends: repaired,
-			begins: inTurn(breakImage(talosapi.Hangs), foreseen("should it not come back, a reimage is not possible: the build that it runs is in no past lock that is here")),
+			begins: inTurn(breakImage(talosapi.Hangs), foreseen("should it not come back, a reimage is not possible: no past lock here has the build that it runs")),
 			says:   []string{"and it can't be asked to roll back", "look at its console in Proxmox"}, stands: "on, cordoned",
 		},
 		"the old system, and then auto": { // which chooses another strategy

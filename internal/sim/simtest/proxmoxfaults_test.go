@@ -567,7 +567,7 @@ func TestUpgradeKubernetesRefuses(t *testing.T) {
 		}
 		refuse("v1.37.0", "v1.35.4 → v1.37.0 skips v1.36")
 		refuse("v1.37.0", "Talos v1.13.9 supports Kubernetes 1.31 to 1.36, not v1.37.0: roll to Talos v1.14 first")
-		refuse("v1.35.3", "it is v1.35.4 already, and Kubernetes goes to no version before")
+		refuse("v1.35.3", "it is v1.35.4 already, and Kubernetes can't be downgraded")
 		refuse("v1.34.6", "it is v1.35.4 already")
 		lab.editConfig("cp2", "    apiServer:\n", "    apiServer:\n        extraArgs:\n            feature-gates: HonorPVReclaimPolicy=true\n")
 		refuse("v1.36.1", "cp2: kube-apiserver is given the feature gate HonorPVReclaimPolicy, which Kubernetes v1.36.1 no longer has")
@@ -716,7 +716,7 @@ func TestUpgradeKubernetesLeavesStagedConfigurations(t *testing.T) {
 			}
 			return err
 		})
-		requireRefused(t, lab.Client().upgradeKubernetes(t.Context()), "wk1: it has a configuration that is staged or tried")
+		requireRefused(t, lab.Client().upgradeKubernetes(t.Context()), "wk1: it has a staged or a tried configuration")
 		c.over(lab)
 		lab.mustUpgradeKubernetes()
 	})
@@ -747,6 +747,6 @@ func TestUpgradeKubernetesNeedsEveryControlPlane(t *testing.T) {
 	inLab(t, sim.Options{ControlPlanes: 3}, func(t *testing.T, lab *Lab) {
 		lab.Replace("recast.yaml", fmt.Sprintf("  - {name: cp3, schematic: %s, vmid: %d}\n", lab.node("cp3").Schematic, lab.node("cp3").VMID), "")
 		without(store.Nodes(), "", "cp3")(lab)
-		requireRefused(t, lab.Client().upgradeKubernetes(t.Context()), "etcd member cp3: its machine is no control plane that Kubernetes shows")
+		requireRefused(t, lab.Client().upgradeKubernetes(t.Context()), "etcd member cp3: its machine is not a control plane that Kubernetes shows")
 	})
 }

@@ -245,7 +245,7 @@ func TestRecoverRefused(t *testing.T) {
 		},
 		"its etcd member is gone": {
 			threePlanes, "cp2", func(lab *Lab) { lab.Client().rollKilled(onServer("EtcdLeaveCluster"), policyFor("cp2")) },
-			"which is no member any more: it would never join again", "let recast roll finish the replacement instead",
+			"which is not a member any more: it would never join again", "let recast roll finish the replacement instead",
 		},
 	}, func(t *testing.T, lab *Lab, c story) {
 		lab.Patch(sim.PatchedExtension)
@@ -375,11 +375,11 @@ func TestRollbackRefused(t *testing.T) {
 	eachLongIn(t, func(c story) sim.Options { return c.o }, map[string]story{
 		"the machine configuration has changed": {
 			oneWorker(), "wk1", func(lab *Lab) { lab.relabel("wk1") },
-			"wk1: its machine configuration has changed since: put the previous lock back, with what it is of",
+			"wk1: its machine configuration has changed since: restore the previous lock with its recast.yaml and schematics",
 		},
 		"the kubelet has another version": {
 			oneWorker(), "wk1", kept("wk1", func(k *parking.KeptDisk) { k.Kubernetes = "v1.34.1" }),
-			"wk1: its Kubernetes version was v1.34.1 and is v1.35.4: put the previous lock back",
+			"wk1: its Kubernetes version was v1.34.1 and is v1.35.4: restore the previous lock",
 		},
 		"etcd has another minor version": {
 			threePlanes, "cp2", kept("cp2", func(k *parking.KeptDisk) { k.Etcd = "3.5.21" }), "cp2: its etcd was 3.5.21 and is ",

@@ -223,7 +223,7 @@ func TestSurgeAfterAFailure(t *testing.T) {
 		lab.Patch(sim.PatchedExtension)
 		lab.Budget(0)
 		requireFault(t, lab.Client().roll(planning.Policy{})(t.Context()), fault.Failed,
-			"surge nodes ("+surgeNode+") stays: the next recast roll goes on with it")
+			"surge nodes ("+surgeNode+") stays: the next recast roll continues with it")
 		lab.requireSurgeStays(t)
 		lab.Budget(1)
 		s(t, lab)
@@ -233,6 +233,7 @@ func TestSurgeAfterAFailure(t *testing.T) {
 
 // TestSurgeRefused: what would fail once a worker is to be taken out is refused before.
 func TestSurgeRefused(t *testing.T) {
+	long(t)
 	type story struct {
 		bring   func(*Lab)
 		policy  planning.Policy
@@ -459,7 +460,7 @@ func (j *job) once(t *testing.T) error {
 	time.Sleep(200 * time.Millisecond) // the kubelet has seen it, too
 	cancel()
 	<-kubelet
-	says := "drain " + node + ": this run's own pod was evicted from " + node + "; the roll goes on from the pod that replaces it"
+	says := "drain " + node + ": this run's own pod was evicted from " + node + "; the roll continues in the pod that replaces it"
 	if !terminating.IsZero() {
 		j.evicted = append(j.evicted, node)
 		took := ended.Sub(terminating)
@@ -611,7 +612,7 @@ func TestItsOwnClusterIsRefused(t *testing.T) {
 		"a pod of another cluster":         {planes: 1, uid: "6f1c0a5e-0000-4000-8000-000000000001"},
 		"it may not read pods": {
 			planes: 3, forbidden: "pods",
-			says: []string{"wk2: whether recast runs as a pod of this cluster, and on which node, is not known: read pod default/roll-0: ", `cannot get resource "pods"`, "or, where recast is no pod of this cluster, unset RECAST_POD_NAMESPACE, RECAST_POD_NAME and RECAST_POD_UID"},
+			says: []string{"wk2: whether recast runs as a pod of this cluster, and on which node, is not known: read pod default/roll-0: ", `cannot get resource "pods"`, "or, where recast is not a pod of this cluster, unset RECAST_POD_NAMESPACE, RECAST_POD_NAME and RECAST_POD_UID"},
 		},
 	}
 	eachLongIn(t, func(c story) sim.Options {

@@ -189,7 +189,7 @@ func (s *summary) end(at id, e event) {
 		case e.Action != "skip":
 		case s.isLost(at):
 			s.ended[at] = "fail"
-			fmt.Fprintf(s.out, "%s %s is skipped here, and is no test that is run later: %s\n", at.pkg, at.test, why)
+			fmt.Fprintf(s.out, "%s %s is skipped here, and is not a test that is run later: %s\n", at.pkg, at.test, why)
 		case s.whole && !strings.HasPrefix(why, "long") && !strings.HasPrefix(why, "not in this slice") && !strings.HasPrefix(why, "left to "):
 			s.ended[at] = "fail"
 			fmt.Fprintf(s.out, "%s %s can't be skipped where everything has to run: %s\n", at.pkg, at.test, why)

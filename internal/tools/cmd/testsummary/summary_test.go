@@ -159,7 +159,7 @@ const (
 func TestA(t *testing.T) {}
 func TestB(t *testing.T) { t.Run("x", func(t *testing.T) { t.Skip("long: too much") }) }
 func TestC(t *testing.T) { t.Skip("there is no such program") }`
-	lostTest   = "example TestB/x is skipped here, and is no test that is run later: long: too much\n"
+	lostTest   = "example TestB/x is skipped here, and is not a test that is run later: long: too much\n"
 	missedTest = "example: none of the named tests is there\n"
 )
 
