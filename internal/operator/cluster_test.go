@@ -18,7 +18,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/client-go/kubernetes/scheme"
+	"k8s.io/apimachinery/pkg/util/managedfields"
 	"k8s.io/client-go/tools/events"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
@@ -498,8 +498,8 @@ func newStage(t *testing.T, play func(attempt.Task) ending) *stage {
 	t.Helper()
 	s := &stage{t: t, now: time.Date(2026, 11, 27, 12, 0, 0, 0, time.UTC), play: play}
 	sch := runtime.NewScheme()
-	must.Do(t, errors.Join(scheme.AddToScheme(sch), v1alpha1.AddToScheme(sch)))
-	api := fake.NewClientBuilder().WithScheme(sch).
+	must.Do(t, errors.Join(corev1.AddToScheme(sch), batchv1.AddToScheme(sch), v1alpha1.AddToScheme(sch)))
+	api := fake.NewClientBuilder().WithScheme(sch).WithTypeConverters(managedfields.NewDeducedTypeConverter()).
 		WithStatusSubresource(&v1alpha1.TalosCluster{}, &v1alpha1.ImageRoll{}, &batchv1.Job{}).
 		WithIndex(&v1alpha1.ImageRoll{}, indexCluster, func(o client.Object) []string { return []string{o.(*v1alpha1.ImageRoll).Spec.ClusterName} }).
 		Build()

@@ -274,7 +274,7 @@ func TestBrute(t *testing.T) {
 	}
 	seeds := uint64(60)
 	if testing.Short() {
-		seeds = 15
+		seeds = 5
 	}
 	for seed := range seeds {
 		r := rand.New(rand.NewPCG(seed, 1))

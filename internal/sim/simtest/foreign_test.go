@@ -299,16 +299,14 @@ func (s *foreignScene) exchange(ctx context.Context, lab *matrixLab, strategy cl
 // Whatever another person does to the VMs, at any moment of any exchange, nothing is lost but what they broke, and the
 // exchange continues or says what is where and what to do; it completes once the act is reverted.
 func TestForeignHands(t *testing.T) {
+	longParts(t)
 	ways := foreignWays()
-	switch {
-	case testing.Short():
-		ways = ways[:1]
-	case !*crashAll:
+	if !*crashAll {
 		ways = drawn(ways, 8, *crashSeed, "ways")
 	}
 	for _, way := range ways {
 		t.Run(way.String(), func(t *testing.T) {
-			foreignHands(t, way, map[bool]int{false: 8, true: 2}[testing.Short()], newForeignExchange)
+			foreignHands(t, way, 8, newForeignExchange)
 		})
 	}
 }

@@ -633,9 +633,7 @@ func TestRecreateWithoutSerials(t *testing.T) {
 		"SATA":               withoutSerials("sata", ""),
 	} {
 		t.Run(name, func(t *testing.T) {
-			if name != "virtio-scsi-single" {
-				long(t)
-			}
+			long(t)
 			t.Parallel()
 			killGrid[identified]{
 				begin: func(t *testing.T) identified {
@@ -646,9 +644,6 @@ func TestRecreateWithoutSerials(t *testing.T) {
 				},
 				do: rolls(planning.Policy{}),
 				choose: func(t *testing.T, points []point) (some []point) {
-					if testing.Short() {
-						return nil
-					}
 					first := namedPoint(t, points, "move_disk").at - 1
 					for i := range 6 {
 						some = append(some, points[first+i*(len(points)-first-1)/6])
@@ -748,6 +743,7 @@ func TestOneVolumeInTwoSlots(t *testing.T) {
 
 // TestAVolumeInTheSlotsOfTwoVMs: what the printed commands do leaves the volume with the node.
 func TestAVolumeInTheSlotsOfTwoVMs(t *testing.T) {
+	long(t)
 	type story struct {
 		bring edit
 		want  string

@@ -790,6 +790,7 @@ func drawSchedule(r *rand.Rand, x matrixExchange, ref matrixReference) schedule 
 
 // TestMatrixSchedules draws exchanges with several faults; each must end in one of the two final worlds.
 func TestMatrixSchedules(t *testing.T) {
+	longParts(t)
 	for n := range *matrixSchedules {
 		t.Run(strconv.Itoa(n), func(t *testing.T) {
 			t.Parallel()

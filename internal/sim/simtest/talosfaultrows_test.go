@@ -66,7 +66,7 @@ func faultsOfBoots() map[string]*talosFault {
 		},
 		"a control plane's image hangs": {
 			o: threePlanes, rolls: "cp2", at: "bring-up/start", begins: breakImage(talosapi.Hangs), remedy: (*talosScene).recovered,
-			says: []string{"cp2 healthy for 2s: gave up after 3m2s", "it is no member of etcd", "recast undo cp2"}, stands: isOut,
+			says: []string{"cp2 healthy for 2s: gave up after 3m2s", "it is not a member of etcd", "recast undo cp2"}, stands: isOut,
 		},
 		"another machine has its address": {
 			o: twoWorkers, at: "bring-up/start", begins: led("wk2"), mends: straight,
@@ -162,7 +162,7 @@ func faultsOfInstalls() map[string]*talosFault {
 		},
 		"its etcd does not rejoin": {
 			o: threePlanes, rolls: "cp2", at: "bring-up/start", begins: breakEtcd(down, "cp2"), mends: breakEtcd(up, "cp2"),
-			says: []string{"stage booting, not ready: services: etcd not running", "it is no member of etcd yet", "recast undo cp2"}, stands: isOut,
+			says: []string{"stage booting, not ready: services: etcd not running", "it is not a member of etcd yet", "recast undo cp2"}, stands: isOut,
 		},
 		"it stays a learner": {
 			o: threePlanes, rolls: "cp2", at: "bring-up/start", begins: breakEtcd(talosapi.EtcdFault{Learner: true}, "cp2"), mends: breakEtcd(up, "cp2"),
@@ -324,7 +324,7 @@ func faultsOfEvictions(s cluster.Strategy) map[string]*talosFault {
 	const lost = "no controller would bring these pods back: default/bare"
 	return map[string]*talosFault{
 		"a budget that never allows it": {
-			short: true, first: inTurn(deployed(shop), budgeted("shop")), mends: unbudgeted("shop"),
+			first: inTurn(deployed(shop), budgeted("shop")), mends: unbudgeted("shop"),
 			says:   []string{"drain node wk1: gave up after 1m0s; last seen: pods left: default/shop-", "(" + needs + ")", "give the workload a replica to spare or loosen its budget", "roll.drain.onTimeout: delete deletes what is left after roll.drain.timeout (1m0s)"},
 			stands: untouched,
 		},
