@@ -304,7 +304,7 @@ func foreignHands() map[string]foreign {
 	start := func(s *server, x *exchanged) { s.start(x.id) }
 	stop := func(s *server, x *exchanged) { s.stop(x.id) }
 	others := func(s *server) string { return s.volid(s.newVM("scsi0="+s.disk()), "scsi0") }
-	const changed = "was changed by someone else since it was remembered (memory is another one)"
+	const changed = "was changed by someone else since it was remembered (memory was changed)"
 	return map[string]foreign{
 		"the VM runs":                              {do: start, want: "is running", undo: stop},
 		"the VM runs, reimage":                     {strategy: cluster.Reimage, do: start, want: "is running", undo: stop},
