@@ -21,3 +21,5 @@ s/a bootstrap that was interrupted goes on/an interrupted bootstrap continues/
 s/with the same snapshot it goes on/with the same snapshot it continues/
 s/A removal that was interrupted goes on/An interrupted removal continues/
 s/run the hooks behind/run the hooks after/
+s/system disk that was given up is/system disk of a cancelled replacement is/
+s/had made and which was given up/made before it was cancelled/
