@@ -269,8 +269,8 @@ func TestManifestsRefuses(t *testing.T) {
 	t.Parallel()
 	for want, o := range map[string]Options{
 		"not the name of a namespace": {Namespace: "Recast"},
-		"not a reference to an":     {Image: "x: y"},
-		"at least 1":             {Replicas: -1},
+		"not a reference to an":       {Image: "x: y"},
+		"at least 1":                  {Replicas: -1},
 	} {
 		_, err := Manifests(o)
 		must.Contain(t, "error", fmt.Sprint(err), want)

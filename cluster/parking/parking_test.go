@@ -160,7 +160,7 @@ func TestWhatADiskWas(t *testing.T) {
 	t.Parallel()
 	for want, k := range map[string]KeptDisk{
 		"previous system disk":                     {Run: "r1", Talos: "v1.13.9"},
-		"system disk of a cancelled replacement":            {Run: "r1", GivenUp: true},
+		"system disk of a cancelled replacement":   {Run: "r1", GivenUp: true},
 		"disk of the node that was removed":        {Run: "r1", Slot: "scsi1", Options: "serial=data-wk1", Removed: true},
 		"system disk of the node that was removed": {Run: "r1", Slot: "scsi0", Talos: "v1.13.9", Removed: true},
 	} {

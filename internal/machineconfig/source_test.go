@@ -442,7 +442,7 @@ func TestRender(t *testing.T) {
 	for want, change := range map[string]func(*Render){
 		"secrets.yaml: no such file": func(r *Render) { r.Secrets = filepath.Join(dir, "gone", "secrets.yaml") },
 		"none.yaml has no secrets":   func(r *Render) { r.Secrets = write("none.yaml", "token: hushhush\n") },
-		"bad.yaml is not a patch":       func(r *Render) { r.All = []string{write("bad.yaml", "machine: hushhush\n")} },
+		"bad.yaml is not a patch":    func(r *Render) { r.All = []string{write("bad.yaml", "machine: hushhush\n")} },
 		"unknown keys found during decoding:\nmachine:\n    pasword:": func(r *Render) {
 			r.All = []string{write("typo.yaml", "machine:\n  pasword: hushhush\n")}
 		},
