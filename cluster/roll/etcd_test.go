@@ -15,6 +15,7 @@ import (
 	"github.com/recast-sh/recast/cluster/etcd"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/rolling"
+	"github.com/recast-sh/recast/cluster/rolling/rollingtest"
 	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/step"
 )
@@ -215,4 +216,15 @@ func TestInterrupted(t *testing.T) {
 	must.FailIs(t, requireGone(ctx, n, cluster.KubeNode{Name: "cp2", Addresses: cp2.Addresses}), context.Canceled)
 	n.Proxmox = ruins{err: errors.New("no answer")}
 	must.Fail(t, requireGone(t.Context(), n, cluster.KubeNode{Name: "cp2"}), "no answer")
+}
+
+// TestLeftIsAskedOfEtcd: a node that has joined again since has not left, whatever the record says.
+func TestLeftIsAskedOfEtcd(t *testing.T) {
+	t.Parallel()
+	s := rollingtest.NewScene()
+	all(asCP, begun)(s)
+	s.Rec.Left = true
+	s.Ready()
+	reason, err := nodeOf(s).etcd.left(t.Context())
+	must.Hold(t, reason == "" && err == nil && slices.Equal(s.PX.Done, []string{recorded}), "%q, %v, done %q", reason, err, s.PX.Done)
 }
