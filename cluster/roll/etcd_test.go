@@ -225,6 +225,6 @@ func TestLeftIsAskedOfEtcd(t *testing.T) {
 	all(asCP, begun)(s)
 	s.Rec.Left = true
 	s.Ready()
-	reason, err := nodeOf(s).etcd.left(t.Context())
-	must.Hold(t, reason == "" && err == nil && slices.Equal(s.PX.Done, []string{recorded}), "%q, %v, done %q", reason, err, s.PX.Done)
+	reason := must.Get(nodeOf(s).etcd.left(t.Context()))(t)
+	must.Hold(t, reason == "" && slices.Equal(s.PX.Done, []string{recorded}), "%q, done %q", reason, s.PX.Done)
 }

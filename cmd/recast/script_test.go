@@ -112,8 +112,7 @@ func exits(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
-// rejects recast ARG… has recast refuse arguments, before it reads a file: in this process, for another one takes as
-// long as a hundred of them.
+// rejects recast ARG… has recast refuse arguments before it reads a file: in this process, a hundred times as fast.
 func rejects(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) < 2 || args[0] != "recast" {
 		ts.Fatalf("usage: rejects recast arg…")

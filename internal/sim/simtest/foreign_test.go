@@ -305,9 +305,7 @@ func TestForeignHands(t *testing.T) {
 		ways = drawn(ways, 8, *crashSeed, "ways")
 	}
 	for _, way := range ways {
-		t.Run(way.String(), func(t *testing.T) {
-			foreignHands(t, way, 8, newForeignExchange)
-		})
+		t.Run(way.String(), func(t *testing.T) { foreignHands(t, way, 8, newForeignExchange) })
 	}
 }
 
