@@ -222,8 +222,7 @@ func TestInterrupted(t *testing.T) {
 func TestLeftIsAskedOfEtcd(t *testing.T) {
 	t.Parallel()
 	s := rollingtest.NewScene()
-	all(asCP, begun)(s)
-	s.Rec.Left = true
+	all(asCP, begun, func(s *scene) { s.Rec.Left = true })(s)
 	s.Ready()
 	reason := must.Get(nodeOf(s).etcd.left(t.Context()))(t)
 	must.Hold(t, reason == "" && slices.Equal(s.PX.Done, []string{recorded}), "%q, done %q", reason, s.PX.Done)

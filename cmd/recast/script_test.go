@@ -117,7 +117,7 @@ func rejects(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) < 2 || args[0] != "recast" {
 		ts.Fatalf("usage: rejects recast arg…")
 	}
-	if code := run(args[1:], strings.NewReader(""), ts.Stdout(), ts.Stderr()); code != exitConfig {
+	if code := run(args[1:], nil, ts.Stdout(), ts.Stderr()); code != exitConfig {
 		ts.Fatalf("exit code %d, want %d", code, exitConfig)
 	}
 }
