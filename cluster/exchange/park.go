@@ -227,7 +227,7 @@ func (r *Replace) settleStep() step.Step {
 	return step.Step{ID: "settle", Code: fault.ParkedHalf, Title: "check that no hand-over of a disk was cut off", Risk: step.Disruptive, Do: r.settle}
 }
 
-// isSpare says whether a hand-over is of a new system disk of a cancelled replacement: its key on the parking VM is that of
+// isSpare says whether a hand-over is of a cancelled replacement's new system disk: its key on the parking VM is that of
 // no disk that the node had.
 func (r *Replace) isSpare(in parking.Intent) bool {
 	at := in.ToKey
@@ -302,7 +302,7 @@ type mover struct {
 	px      cluster.Proxmox
 	record  openRecord // on the parking VM
 	host    string
-	isSpare func(parking.Intent) bool    // whether the disk is a new system disk of a cancelled replacement: nothing waits for it
+	isSpare func(parking.Intent) bool    // whether the disk is a cancelled replacement's new system disk: nothing waits for it
 	say     func(parking.Intent, string) // reports what a hand-over waits for
 }
 

@@ -15,6 +15,7 @@ import (
 	batchv1 "k8s.io/api/batch/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -497,7 +498,7 @@ const namespace = "clusters"
 func newStage(t *testing.T, play func(attempt.Task) ending) *stage {
 	t.Helper()
 	s := &stage{t: t, now: time.Date(2026, 11, 27, 12, 0, 0, 0, time.UTC), play: play}
-	sch := runtime.NewScheme()
+	sch := runtime.NewScheme() // of few kinds: the fake builds a REST mapper of all of them for each write
 	must.Do(t, errors.Join(corev1.AddToScheme(sch), batchv1.AddToScheme(sch), v1alpha1.AddToScheme(sch)))
 	api := fake.NewClientBuilder().WithScheme(sch).WithTypeConverters(managedfields.NewDeducedTypeConverter()).
 		WithStatusSubresource(&v1alpha1.TalosCluster{}, &v1alpha1.ImageRoll{}, &batchv1.Job{}).
@@ -653,23 +654,16 @@ func (s *stage) round() (next time.Time, changed bool) {
 }
 
 // version is that of all objects together.
-func (s *stage) version() string {
+func (s *stage) version() (text string) {
 	s.t.Helper()
-	var clusters v1alpha1.TalosClusterList
-	var rolls v1alpha1.ImageRollList
-	var jobs batchv1.JobList
-	must.Do(s.t, errors.Join(s.api().List(s.t.Context(), &clusters), s.api().List(s.t.Context(), &rolls), s.api().List(s.t.Context(), &jobs)))
-	var text strings.Builder
-	for _, c := range clusters.Items {
-		text.WriteString(c.Name + c.ResourceVersion + " ")
+	for _, list := range []client.ObjectList{&v1alpha1.TalosClusterList{}, &v1alpha1.ImageRollList{}, &batchv1.JobList{}} {
+		must.Do(s.t, s.api().List(s.t.Context(), list))
+		must.Do(s.t, meta.EachListItem(list, func(o runtime.Object) error {
+			text += o.(client.Object).GetName() + o.(client.Object).GetResourceVersion() + " "
+			return nil
+		}))
 	}
-	for _, r := range rolls.Items {
-		text.WriteString(r.Name + r.ResourceVersion + " ")
-	}
-	for _, j := range jobs.Items {
-		text.WriteString(j.Name + j.ResourceVersion + " ")
-	}
-	return text.String()
+	return text
 }
 
 func (s *stage) playJobs() {

@@ -448,7 +448,7 @@ func TestKilledAnywhere(t *testing.T) {
 	must.Be(t, len(want) >= 10 && calls >= 50, "%d calls, end %q: the fleet is too small to show anything", calls, want)
 	every := 1
 	if testing.Short() {
-		every = 19
+		every = 7
 	}
 	for n := 1; n <= calls; n += every {
 		for _, late := range []bool{false, true} {

@@ -274,7 +274,7 @@ func TestBrute(t *testing.T) {
 	}
 	seeds := uint64(60)
 	if testing.Short() {
-		seeds = 5
+		seeds = 15
 	}
 	for seed := range seeds {
 		r := rand.New(rand.NewPCG(seed, 1))

@@ -324,7 +324,7 @@ func faultsOfEvictions(s cluster.Strategy) map[string]*talosFault {
 	const lost = "no controller would bring these pods back: default/bare"
 	return map[string]*talosFault{
 		"a budget that never allows it": {
-			first: inTurn(deployed(shop), budgeted("shop")), mends: unbudgeted("shop"),
+			short: true, first: inTurn(deployed(shop), budgeted("shop")), mends: unbudgeted("shop"),
 			says:   []string{"drain node wk1: gave up after 1m0s; last seen: pods left: default/shop-", "(" + needs + ")", "give the workload a replica to spare or loosen its budget", "roll.drain.onTimeout: delete deletes what is left after roll.drain.timeout (1m0s)"},
 			stands: untouched,
 		},
