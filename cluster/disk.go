@@ -378,7 +378,7 @@ var selectorOutcomes = map[SelectorKind]outcomes{
 	ForWholeDisk: {"disk", noVolume, "Talos refuses that for a whole disk, and the node would not be whole", otherUse, "nothing several system"},
 	ForDevice:    {"disk", "Talos waits for it, and the node would not come up: attach the disk first, or change the device", "", otherUse, "nothing system"},
 	ForExisting:  {"volume", noExisting, "Talos takes the first one that it lists, at each boot", onSystem, "nothing"},
-	ForMembers:   {"volume", "Talos waits until one does, for example a volume of the same configuration", "", "", ""},
+	ForMembers:   {"volume", "Talos makes the array or group once one does, for example a volume of the same configuration", "", "", ""},
 	ForInstall:   {"disk", "recast names the disk itself, but nobody else could install the machine with it", "recast names the disk itself, Talos alone would erase the first one", "", ""},
 }
 
