@@ -91,30 +91,30 @@ type pattern struct {
 // patterns match texts that look like a secret, and say what to keep of a match: tokens of Proxmox, Kubernetes and
 // code forges, keys, secret fields of machine configurations, passwords in URLs, the source of a NoCloud serial's
 // configuration. The text may be quoted: an escape before a secret and the quote after the secret are not part of it. They are
-// compiled when the first text is read: compiling them is a tenth of the time of recast's start.
+// compiled when the first text is read, not at each start of recast.
 var patterns = sync.OnceValue(func() []pattern {
 	return []pattern{
-	{regexp.MustCompile(`-----BEGIN [A-Z0-9 ]+-----(?:[^"\\]|\\[^"])*?-----END [A-Z0-9 ]+-----`), "", nil},
-	{regexp.MustCompile(`-----BEGIN [A-Z0-9 ]+-----(?:[^"\\]|\\[^"])*`), "", nil}, // cut off
-	{regexp.MustCompile(`LS0tLS1CRUdJTi[A-Za-z0-9+/=]+`), "", nil},                // "-----BEGIN" in base64
-	{regexp.MustCompile(`AGE-SECRET-KEY-1[A-Z0-9]+`), "", nil},
-	{regexp.MustCompile(`(?i)(PVEAPIToken=)(?:[^\s"'\\,;]|\\[^\s"'])+`), "${1}", nil},
-	{regexp.MustCompile(`([\w.+-]+@[\w.-]+![\w.-]+=)(?:[^\s"'\\,;]|\\[^\s"'])+`), "${1}", nil},
-	{regexp.MustCompile(`(?i)(` + wordStart + `(?:bearer|basic) )[A-Za-z0-9+/_=.~-]{8,}`), "${1}", unless(func(_, rest string) bool { return prose(rest) })},
-	{regexp.MustCompile(`(?i)((?:` + headers + `)\\?["']?\s*[:=]\s*\\?["']?)[^\r\n"'\\,;]+`), "${1}", secretIn},
-	{regexp.MustCompile(secretName + `\\")(?:[^"\\]|\\[^"])+`), "${1}", nil}, // JSON within JSON
-	{regexp.MustCompile(secretName + `")(?:[^"\\]|\\.)+`), "${1}", nil},
-	{regexp.MustCompile(secretName + `')[^'\r\n]+`), "${1}", nil},
-	{regexp.MustCompile(secretName + `)[^\s"'\\,;&{}\[\]]+`), "${1}", secretIn},
-	{regexp.MustCompile(`(` + wordStart + `)eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]*)?`), "${1}", nil},
-	{regexp.MustCompile(`(` + wordStart + `)(?:gh[pousr]_[A-Za-z0-9]{20,}|github_pat_[A-Za-z0-9_]{20,}|glpat-[A-Za-z0-9_-]{16,}|AKIA[0-9A-Z]{16})`), "${1}", nil},
-	{regexp.MustCompile(`(hooks\.slack\.com/services/)` + unquoted), "${1}", nil},
-	{regexp.MustCompile(`(ds=nocloud[\w-]*;)` + unquoted), "${1}", nil},
-	{regexp.MustCompile(`([a-z][a-z0-9+.-]*://)(?:[^\s/@"'\\]|\\[^\s"'])+@`), "${1}" + Mark + "@", nil},
-	{regexp.MustCompile(`(https?://[^\s"'\\?#]+\?)` + unquoted), "${1}", nil},
-	{regexp.MustCompile(`(` + wordStart + `)(?:ssh-(?:rsa|ed25519|dss)|ecdsa-sha2-[a-z0-9-]+) [A-Za-z0-9+/=]{20,}`), "${1}", nil},
-	{regexp.MustCompile(`(` + wordStart + `)[A-Za-z0-9+/]{90,}={0,2}`), "${1}", nil},                                                                                        // base64 longer than any digest
-	{regexp.MustCompile(`(` + wordStart + `)[a-z0-9]{6}\.[a-z0-9]{16}\b`), "${1}", unless(func(match, _ string) bool { return !strings.ContainsAny(match, "0123456789") })}, // a bootstrap token of Kubernetes, or of Talos
+		{regexp.MustCompile(`-----BEGIN [A-Z0-9 ]+-----(?:[^"\\]|\\[^"])*?-----END [A-Z0-9 ]+-----`), "", nil},
+		{regexp.MustCompile(`-----BEGIN [A-Z0-9 ]+-----(?:[^"\\]|\\[^"])*`), "", nil}, // cut off
+		{regexp.MustCompile(`LS0tLS1CRUdJTi[A-Za-z0-9+/=]+`), "", nil},                // "-----BEGIN" in base64
+		{regexp.MustCompile(`AGE-SECRET-KEY-1[A-Z0-9]+`), "", nil},
+		{regexp.MustCompile(`(?i)(PVEAPIToken=)(?:[^\s"'\\,;]|\\[^\s"'])+`), "${1}", nil},
+		{regexp.MustCompile(`([\w.+-]+@[\w.-]+![\w.-]+=)(?:[^\s"'\\,;]|\\[^\s"'])+`), "${1}", nil},
+		{regexp.MustCompile(`(?i)(` + wordStart + `(?:bearer|basic) )[A-Za-z0-9+/_=.~-]{8,}`), "${1}", unless(func(_, rest string) bool { return prose(rest) })},
+		{regexp.MustCompile(`(?i)((?:` + headers + `)\\?["']?\s*[:=]\s*\\?["']?)[^\r\n"'\\,;]+`), "${1}", secretIn},
+		{regexp.MustCompile(secretName + `\\")(?:[^"\\]|\\[^"])+`), "${1}", nil}, // JSON within JSON
+		{regexp.MustCompile(secretName + `")(?:[^"\\]|\\.)+`), "${1}", nil},
+		{regexp.MustCompile(secretName + `')[^'\r\n]+`), "${1}", nil},
+		{regexp.MustCompile(secretName + `)[^\s"'\\,;&{}\[\]]+`), "${1}", secretIn},
+		{regexp.MustCompile(`(` + wordStart + `)eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]*)?`), "${1}", nil},
+		{regexp.MustCompile(`(` + wordStart + `)(?:gh[pousr]_[A-Za-z0-9]{20,}|github_pat_[A-Za-z0-9_]{20,}|glpat-[A-Za-z0-9_-]{16,}|AKIA[0-9A-Z]{16})`), "${1}", nil},
+		{regexp.MustCompile(`(hooks\.slack\.com/services/)` + unquoted), "${1}", nil},
+		{regexp.MustCompile(`(ds=nocloud[\w-]*;)` + unquoted), "${1}", nil},
+		{regexp.MustCompile(`([a-z][a-z0-9+.-]*://)(?:[^\s/@"'\\]|\\[^\s"'])+@`), "${1}" + Mark + "@", nil},
+		{regexp.MustCompile(`(https?://[^\s"'\\?#]+\?)` + unquoted), "${1}", nil},
+		{regexp.MustCompile(`(` + wordStart + `)(?:ssh-(?:rsa|ed25519|dss)|ecdsa-sha2-[a-z0-9-]+) [A-Za-z0-9+/=]{20,}`), "${1}", nil},
+		{regexp.MustCompile(`(` + wordStart + `)[A-Za-z0-9+/]{90,}={0,2}`), "${1}", nil},                                                                                        // base64 longer than any digest
+		{regexp.MustCompile(`(` + wordStart + `)[a-z0-9]{6}\.[a-z0-9]{16}\b`), "${1}", unless(func(match, _ string) bool { return !strings.ContainsAny(match, "0123456789") })}, // a bootstrap token of Kubernetes, or of Talos
 	}
 })
 
