@@ -144,6 +144,31 @@ type EtcdMember struct {
 	Learner bool
 }
 
+// Of is IsMember of the member's name.
+func (m EtcdMember) Of(node string) bool { return IsMember(m.Name, node) }
+
+// IsMember reports whether a member with that name is that of the machine whose Node is named node. Talos names a member by
+// its machine's hostname, without the domain (controllers/etcd/spec.go). The Node has what Kubernetes allows of the hostname
+// (controllers/k8s/internal/nodename), and the domain, too, with machine.kubelet.registerWithFQDN (controllers/k8s/nodename.go).
+func IsMember(name, node string) bool {
+	name = strings.Trim(strings.Map(func(r rune) rune {
+		switch {
+		case r == '_':
+			return '-'
+		case r == '-' || r == '.' || r >= '0' && r <= '9' || r >= 'a' && r <= 'z':
+			return r
+		}
+		return -1
+	}, strings.ToLower(name)), "-.")
+	return name == node || name == ShortName(node)
+}
+
+// ShortName returns the name of a Node without its domain.
+func ShortName(node string) string {
+	short, _, _ := strings.Cut(node, ".")
+	return short
+}
+
 // EtcdStatus is what one member says about itself.
 type EtcdStatus struct {
 	MemberID uint64

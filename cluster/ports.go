@@ -483,7 +483,7 @@ type Lease struct {
 
 // Address is the node's address, as etcd's peers may use a separate network, or else that in its peer URLs.
 func (m EtcdMember) Address(known []Endpoint) (netip.Addr, error) {
-	if e, is := Find(known, func(e Endpoint) bool { return e.Node == m.Name }); is {
+	if e, is := Find(known, func(e Endpoint) bool { return m.Of(e.Node) }); is {
 		return e.Addr, nil
 	}
 	for _, peer := range m.Peers {

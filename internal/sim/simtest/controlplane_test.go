@@ -57,11 +57,13 @@ func (l *Lab) kubernetesAnswers() error {
 	return errOf(connected(ctx, l.Client(), func(s *session) (any, error) { return s.machines.Kube.Nodes(ctx) }))
 }
 
-// TestControlPlanesByCount rolls clusters of one, two and five control planes.
+// TestControlPlanesByCount rolls clusters of one, two and five control planes, and some whose Nodes have a domain, which
+// their members of etcd have not.
 func TestControlPlanesByCount(t *testing.T) {
 	const alone = "it is the only control plane: the Kubernetes API is down meanwhile"
 	type story struct {
 		planes   int
+		domain   string
 		onData   bool
 		strategy cluster.Strategy
 		kept     bool // the members are the same afterwards
@@ -69,7 +71,7 @@ func TestControlPlanesByCount(t *testing.T) {
 		note     string
 	}
 	eachLongIn(t, func(c story) sim.Options {
-		return sim.Options{ControlPlanes: c.planes, Workers: 1, EtcdOnData: c.onData}
+		return sim.Options{ControlPlanes: c.planes, Workers: 1, EtcdOnData: c.onData, Domain: c.domain}
 	}, map[string]story{
 		"one, its data kept": {planes: 1, onData: true, strategy: cluster.Recreate, kept: true, outage: true, note: alone},
 		"one":                {planes: 1, strategy: cluster.InPlace, kept: true, outage: true, note: alone},
@@ -79,6 +81,10 @@ func TestControlPlanesByCount(t *testing.T) {
 		},
 		"two":  {planes: 2, strategy: cluster.Recreate, note: "etcd has two members"},
 		"five": {planes: 5, strategy: cluster.Recreate},
+
+		"two with a domain":                    {planes: 2, domain: ".example.org", strategy: cluster.Recreate, note: "etcd has two members"},
+		"three with a domain":                  {planes: 3, domain: ".example.org", strategy: cluster.Recreate},
+		"three with a domain, their data kept": {planes: 3, domain: ".example.org", onData: true, strategy: cluster.Recreate, kept: true},
 	}, func(t *testing.T, lab *Lab, c story) {
 		lab.Patch(everywhere)
 		before := lab.memberIDs()
