@@ -281,8 +281,9 @@ type Configurer interface {
 // Maintenance talks to machines that have no configuration yet, without credentials.
 type Maintenance interface {
 	MaintenanceReader
-	// ApplyConfig hands the machine its first configuration. It refuses unless the machine that answers has this UUID.
-	ApplyConfig(ctx context.Context, addr netip.Addr, uuid string, config Secret) error
+	// ApplyConfig hands the machine its first configuration. It refuses unless the machine that answers proves, on the same
+	// connection, who it is.
+	ApplyConfig(ctx context.Context, addr netip.Addr, who Proof, config Secret) error
 }
 
 // MaintenanceReader reads machines without a configuration, and configurations. It changes nothing.

@@ -392,7 +392,7 @@ func TestApplyHints(t *testing.T) {
 		s := rollingtest.NewScene()
 		all(begun, saved, fails("apply", c.answer))(s)
 		s.Ready()
-		err := nodeOf(s).applyToBlank(t.Context(), cluster.MachineDisk{}, cluster.KubernetesImages{})
+		err := nodeOf(s).applyToBlank(t.Context(), cluster.Proof{}, cluster.MachineDisk{}, cluster.KubernetesImages{})
 		must.Hold(t, errors.Is(err, c.answer) && strings.Contains(strings.Join(fault.Hints(err), "\n"), "waits in maintenance mode for another one") == c.waits,
 			"%v, %q", err, fault.Hints(err))
 	})

@@ -503,7 +503,7 @@ func apply(ctx context.Context, s session, req *machineapi.ApplyConfigurationReq
 
 // checkUUID refuses a connection to another machine than the intended one; untouched says what was not done.
 func checkUUID(ctx context.Context, s session, uuid, untouched string) error {
-	found, err := readUUID(ctx, s)
+	found, _, err := readSMBIOS(ctx, s)
 	switch {
 	case err != nil:
 		return err
@@ -558,11 +558,21 @@ func (c *Client) MaintenanceMachine(ctx context.Context, addr netip.Addr) (m clu
 	return m, err
 }
 
-// ApplyConfig hands the machine its first configuration, over the same connection on which it reported its UUID. The
+// ApplyConfig hands the machine its first configuration, over the same connection on which it proved who it is. The
 // error wraps cluster.ErrLostAnswer if the configuration was sent and no answer came.
-func (c *Client) ApplyConfig(ctx context.Context, addr netip.Addr, uuid string, config cluster.Secret) error {
-	// Not every Talos accepts REBOOT, the zero value; all accept AUTO in maintenance mode.
-	return c.callBlank(ctx, addr, applying(uuid, &machineapi.ApplyConfigurationRequest{Data: config, Mode: machineapi.ApplyConfigurationRequest_AUTO}))
+func (c *Client) ApplyConfig(ctx context.Context, addr netip.Addr, who cluster.Proof, config cluster.Secret) error {
+	return c.callBlank(ctx, addr, func(ctx context.Context, s session) error {
+		uuid, sku, err := readSMBIOS(ctx, s)
+		if err == nil {
+			err = who.Check(uuid, sku, *s.fingerprint.Load())
+		}
+		if err != nil {
+			return err
+		}
+		// Not every Talos accepts REBOOT, the zero value; all accept AUTO in maintenance mode.
+		_, err = apply(ctx, s, &machineapi.ApplyConfigurationRequest{Data: config, Mode: machineapi.ApplyConfigurationRequest_AUTO})
+		return err
+	})
 }
 
 // TrustedCA implements cluster.Maintenance. The configuration of a worker also has the certificate of the CA, without

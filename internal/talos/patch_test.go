@@ -532,7 +532,7 @@ func TestMaintenanceOfEachRelease(t *testing.T) {
 		must.Hold(t, m.UUID == workerUUID && len(m.Disks) == 1 && m.Disks[0].Blank && (m.BootID != "") == want.bootID && len(m.Fingerprint) == 44,
 			"%+v", m)
 		config := l.config(talosapi.Machine{Hostname: "wk1.lab.internal", Installer: installer, InstallSerial: "recast-1"})
-		must.Do(t, c.ApplyConfig(t.Context(), workerAddr, workerUUID, config))
+		must.Do(t, c.ApplyConfig(t.Context(), workerAddr, cluster.Proof{UUID: workerUUID, SKU: workerSKU}, config))
 		running := l.running(c, workerAddr)
 		must.Equal(t, "names", []string{"wk1", "wk1"}, []string{running.Hostname, running.Nodename})
 		members := must.Get(c.Members(t.Context()))(t)

@@ -734,6 +734,9 @@ func founded(name string) (addr netip.Addr) {
 	return addr
 }
 
+// foundersSKU is what machines that are configured by hand prove themselves with.
+const foundersSKU = "recast00000000000000000000000000000000"
+
 // start makes a VM over the Proxmox API and boots the ISO.
 func (f *founder) start(id int, name string) (uuid string) { return f.startAt(id, name, founded(name)) }
 
@@ -741,7 +744,7 @@ func (f *founder) startAt(id int, name string, addr netip.Addr) (uuid string) {
 	ctx := f.t.Context()
 	uuid = fmt.Sprintf("5ec0ffee-0000-4000-8000-%012d", id)
 	vm := map[string]string{
-		"name": name, "memory": "4096", "cores": "2", "scsihw": "virtio-scsi-single", "scsi0": "fast:10", "smbios1": "uuid=" + uuid,
+		"name": name, "memory": "4096", "cores": "2", "scsihw": "virtio-scsi-single", "scsi0": "fast:10", "smbios1": "uuid=" + uuid + ",sku=" + foundersSKU,
 		"net0": "virtio,bridge=vmbr0", "ide2": f.iso + ",media=cdrom", "boot": "order=scsi0;ide2",
 	}
 	if addr.IsValid() {
@@ -755,7 +758,7 @@ func (f *founder) startAt(id int, name string, addr netip.Addr) (uuid string) {
 
 func (f *founder) configure(addr netip.Addr, uuid, name string) {
 	config := valueOf(f.ours.MachineConfig(talosapi.Machine{Hostname: name, ControlPlane: strings.HasPrefix(name, "cp"), Installer: f.installer}))(f.t)
-	must(f.t, f.talos.ApplyConfig(f.t.Context(), addr, uuid, config))
+	must(f.t, f.talos.ApplyConfig(f.t.Context(), addr, cluster.Proof{UUID: uuid, SKU: foundersSKU}, config))
 }
 
 func bootstrap(ctx context.Context, c *client.Client) error {

@@ -48,7 +48,7 @@ func (b *boot) publishFacts(ctx context.Context) error {
 	rs := []resource.Resource{
 		filled(runtime.NewVersion(), runtime.VersionSpec{Name: "Talos", Version: img.TalosVersion}),
 		filled(hardware.NewSystemInformation(hardware.SystemInformationID), hardware.SystemInformationSpec{
-			Manufacturer: "QEMU", ProductName: "Standard PC (Q35 + ICH9, 2009)", SerialNumber: b.m.hw.Serial, UUID: b.m.hw.UUID, WakeUpType: "Power Switch",
+			Manufacturer: "QEMU", ProductName: "Standard PC (Q35 + ICH9, 2009)", SerialNumber: b.m.hw.Serial, SKUNumber: b.m.hw.SKU, UUID: b.m.hw.UUID, WakeUpType: "Power Switch",
 		}),
 		filled(runtime.NewKernelCmdline(), runtime.KernelCmdlineSpec{Cmdline: img.Cmdline}),
 		filled(runtime.NewBootID(), runtime.BootIDSpec{BootID: b.id}),
