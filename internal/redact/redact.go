@@ -192,7 +192,7 @@ var references = regexp.MustCompile(`\$?\{\{.*?\}\}|\$\{[^}]*\}|\$\([^)]*\)|\$\w
 var allowed = regexp.MustCompile(`LS0tLS1CRUdJTiBDRVJUSUZJQ0FURS[A-Za-z0-9+/=]+|ENC\[[^\]]*\]|-----BEGIN (?:CERTIFICATE|PUBLIC KEY|AGE ENCRYPTED FILE)-----`)
 
 // assignment is one of a script.
-var assignment = regexp.MustCompile(`(?m)^[ \t]*(?:export[ \t]+|set -gx )?(\w+)[= ]["']?([^\s"']+)`)
+var assignment = regexp.MustCompile(`(?m)^[ \t]*(?:export[ \t]+)?(\w+)=["']?([^\s"']+)`)
 
 // Holds says what in a file of that name is secret, with its field or its line; "": nothing is. References to secrets are none, nor is
 // what sops has encrypted, nor a certificate, nor an example without a digit.
