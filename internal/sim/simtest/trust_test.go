@@ -64,3 +64,16 @@ func (l *Lab) imitate(n sim.Node, id int) {
 	must(l.t, l.World.DefineVM(n.Host, id, config, content))
 	must(l.t, l.World.PowerOn(id))
 }
+
+// TestResetOfAProvenMachine: a VM that recast has started still proves who it is after a reset of its machine, for it runs since then.
+func TestResetOfAProvenMachine(t *testing.T) {
+	inStaleLab(t, sim.Options{ControlPlanes: 1, Workers: 1}, func(t *testing.T, lab *Lab) {
+		user := lab.Client()
+		user.MachineConfig = lab.keptConfigs().read
+		user.mustRoll(policyFor("wk1"))
+		lab.reset("wk1", "STATE")
+		rep := user.mustRoll(policyFor("wk1"))
+		require(t, rep.Outcome == "done" && rep.Plan.Nodes[0].Strategy != "", "%+v", rep)
+		requireInSync(t, lab)
+	})
+}
