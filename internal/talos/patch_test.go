@@ -479,6 +479,29 @@ func TestReplaceConfig(t *testing.T) {
 	})
 }
 
+// A question about a configuration does not end a trial that somebody runs: Talos takes it back in time. The answer says whether the
+// configuration needs a reboot.
+func TestCheckConfigLeavesATrialAlone(t *testing.T) {
+	inLab(t, func(t *testing.T, l *lab, c *Client) {
+		ctx := t.Context()
+		l.running(c, cpAddr)
+		config := must.Get(c.MachineConfig(ctx, cpAddr))(t)
+		with := func(field string) cluster.Secret {
+			return bytes.Replace(config, []byte("\nmachine:\n"), []byte("\nmachine:\n    "+field+"\n"), 1)
+		}
+		runs := func() cluster.Secret { return must.Get(c.MachineConfigs(ctx, cpAddr))(t).Active }
+		before := runs()
+		must.Do(t, c.TryConfig(ctx, cpAddr, cpUUID, with("sysctls: {a: b}"), 5*time.Minute))
+		must.Hold(t, !bytes.Equal(before, runs()), "the configuration is not on trial")
+		for field, want := range map[string]bool{"sysctls: {a: c}": false, "udev: {rules: [a]}": true} {
+			reboots, err := c.CheckConfig(ctx, cpAddr, cpUUID, with(field))
+			must.Hold(t, err == nil && reboots == want, "%s reboots: %t, %v", field, reboots, err)
+		}
+		time.Sleep(6 * time.Minute)
+		must.Hold(t, bytes.Equal(before, runs()), "the trial did not end by itself")
+	})
+}
+
 // The lab's etcd as the client sees it, complete and broken.
 func TestEtcdOfTheLab(t *testing.T) {
 	inLab(t, func(t *testing.T, l *lab, c *Client) {
