@@ -300,6 +300,17 @@ func TestResetMachine(t *testing.T) {
 	})
 }
 
+// confirmed is a policy for the node alone, whose machine is in maintenance mode, by a person who has compared its certificate with its console.
+func (l *Lab) confirmed(node string) planning.Policy {
+	l.t.Helper()
+	policy := policyFor(node)
+	blank := valueOf(connected(l.t.Context(), l.Client(), func(s *session) (cluster.BlankMachine, error) {
+		return s.machines.Maintenance.MaintenanceMachine(l.t.Context(), l.node(node).Addr)
+	}))(l.t)
+	policy.Fingerprints = []string{blank.Fingerprint}
+	return policy
+}
+
 func (l *Lab) applyInsecure(node string, config []byte) {
 	l.t.Helper()
 	insecure := client.WithTLSConfig(&tls.Config{InsecureSkipVerify: true}) //nolint:gosec // as talosctl does
@@ -342,6 +353,7 @@ func TestAResetMachineGetsItsOwnFile(t *testing.T) {
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		own, planes := lab.configOf("wk1"), lab.configOf("cp1")
 		lab.reset("wk1", "STATE")
+		policy := lab.confirmed("wk1")
 		for says, file := range map[string]cluster.Secret{
 			"the bootstrap token of Kubernetes: is it the file of another cluster?": withOtherToken(own),
 			"differs from cp1 in the cluster's endpoint":                            cluster.Secret(strings.Replace(string(own), "endpoint: https://", "endpoint: https://10.9.9.9:6443 # ", 1)),
@@ -350,21 +362,21 @@ func TestAResetMachineGetsItsOwnFile(t *testing.T) {
 			"differs from cp1 in the CA of Kubernetes":                              withOtherCA(t, own),
 		} {
 			user := configFiles{"wk1": file}.user(lab, firstRun)
-			lab.refuses(user.roll(onlyWorker), says, "wk1")
+			lab.refuses(user.roll(policy), says, "wk1")
 			// recast config diff says the same of who the machine would be, whichever nodes are named. The plan adds volumes.
 			for _, nodes := range [][]string{nil, {"wk1"}} {
 				res := valueOf(connected(t.Context(), user, func(s *session) (configs.Diffs, error) {
 					return configs.Compare(t.Context(), s.project, s.machines, nodes...)
 				}))(t)
 				d := res.Nodes[len(res.Nodes)-1]
-				plan := lab.planOf(user, "wk1", onlyWorker)
+				plan := lab.planOf(user, "wk1", policy)
 				require(t, d.Reset && len(d.Refused) != 0 && !res.Same && res.Differ == 1 && slices.Equal(d.Refused, plan.Refused[:min(len(d.Refused), len(plan.Refused))]) && strings.Contains(d.Refused[0], says),
 					"config diff %v: %+v; the plan: %q", nodes, res, plan.Refused)
 			}
 		}
 		user := configFiles{"wk1": own}.user(lab, firstRun)
-		requirePlanned(t, lab.planOf(user, "wk1", onlyWorker), cluster.InstallReset)
-		must(t, user.roll(onlyWorker)(t.Context()))
+		requirePlanned(t, lab.planOf(user, "wk1", policy), cluster.InstallReset)
+		must(t, user.roll(policy)(t.Context()))
 	})
 }
 
@@ -620,6 +632,7 @@ func TestResetKeepsToTheFile(t *testing.T) {
 		text := lab.configOf("wk1")
 		files := configFiles{"wk1": text}
 		lab.reset("wk1", "STATE")
+		policy := lab.confirmed("wk1")
 		user := files.user(lab, firstRun).confirms(func(p planning.Plan) {
 			n := p.Work()[0]
 			f := n.ConfigFile
@@ -627,10 +640,10 @@ func TestResetKeepsToTheFile(t *testing.T) {
 				"%s: %+v", n.Strategy, f)
 			files.label(t, "wk1", "fresh")
 		})
-		requireRefused(t, user.roll(onlyWorker)(t.Context()), "node wk1: its file in talos.machineConfigs was changed since the plan was made")
+		requireRefused(t, user.roll(policy)(t.Context()), "node wk1: its file in talos.machineConfigs was changed since the plan was made")
 		files["wk1"] = text
 		user.Confirm = nil
-		must(t, user.roll(onlyWorker)(t.Context()))
+		must(t, user.roll(policy)(t.Context()))
 		lab.requireServing("wk1")
 	})
 }
