@@ -7,12 +7,14 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/record"
 	"github.com/recast-sh/recast/internal/sim/world"
+	"github.com/recast-sh/recast/pipeline/checkup"
 )
 
 // TestAFalseMachine: a tenant's VM answers at the node's address, in maintenance mode, with the UUID of the VM that is started, with the
@@ -75,5 +77,25 @@ func TestResetOfAProvenMachine(t *testing.T) {
 		rep := user.mustRoll(policyFor("wk1"))
 		require(t, rep.Outcome == "done" && rep.Plan.Nodes[0].Strategy != "", "%+v", rep)
 		requireInSync(t, lab)
+	})
+}
+
+// TestNeighbours: doctor names the VMs that could stand between recast and a machine in maintenance mode.
+func TestNeighbours(t *testing.T) {
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		seen := func() (all []string) {
+			for _, c := range diagnosis(t, lab.Client()).Checks {
+				if c.State == checkup.Warning && strings.Contains(c.Seen, "without Proxmox' firewall") {
+					all = append(all, c.What+": "+c.Seen[strings.LastIndex(c.Seen, ": ")+2:])
+				}
+			}
+			return all
+		}
+		requireNone(t, seen(), "the nodes are alone, but there are neighbours")
+		for id, net := range map[int]string{701: "virtio,bridge=vmbr0", 702: "virtio,bridge=vmbr0,firewall=1", 703: "virtio,bridge=vmbr0,tag=20", 704: "virtio"} {
+			must(t, lab.World.DefineVM("pve1", id, map[string]string{"name": "theirs", "memory": "512", "net0": net}, nil))
+		}
+		time.Sleep(time.Minute) // Proxmox' list is late
+		requireSame(t, []string{"vmbr0: VM 701"}, seen(), "neighbours (-want +got)")
 	})
 }
