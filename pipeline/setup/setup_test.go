@@ -223,7 +223,7 @@ func TestSayable(t *testing.T) {
 		change     func(*initial)
 		said, hint string
 	}{
-		"as it should be": {func(*initial) {}, "", ""},
+		"as it should be":      {func(*initial) {}, "", ""},
 		"a name with a domain": {func(in *initial) { in.found.Nodes[0].Name = "wk1.example" }, "", ""},
 		"a name with an empty domain": {
 			func(in *initial) { in.found.Nodes[0].Name = "wk1..example" },
