@@ -329,7 +329,7 @@ func TestNothingInTheClear(t *testing.T) {
 		clear    bool             // a login arrives without TLS
 	}{
 		"a private address":     {private + "/acme/frr:1", nil, nil, false},
-		"a local name":          {"registry.local/acme/frr:1", nil, nil, false},
+		"a local name":          {"registry.localhost/acme/frr:1", nil, nil, false},
 		"named":                 {private + "/acme/frr:1", []string{private}, nil, true},
 		"a public name, named":  {"registry.example:5000/acme/frr:1", []string{"registry.example:5000"}, nil, true},
 		"another one is named":  {private + "/acme/frr:1", []string{"10.1.2.4:5000"}, nil, false},

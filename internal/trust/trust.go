@@ -42,7 +42,7 @@ var ErrClear = errors.New("without TLS")
 
 // Encrypted carries requests over TLS alone, except to a loopback address, and to the hosts in plain, such as "10.0.0.5:5000",
 // which get every request by http. It is for go-containerregistry, which falls back to http for private addresses and names
-// that end in .local (pkg/name/registry.go, Scheme), and then sends the login in the clear.
+// that end in .localhost (pkg/name/registry.go, Scheme), and then sends the login in the clear.
 func Encrypted(inner http.RoundTripper, plain []string) http.RoundTripper {
 	return encrypted{inner, plain}
 }
