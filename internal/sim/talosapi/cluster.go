@@ -139,6 +139,7 @@ func personalize(docs []configtypes.Document, m Machine) {
 			//lint:ignore SA1019 Talos 1.13 reads it
 			in, kubelet := d.MachineConfig.MachineInstall, d.MachineConfig.MachineKubelet
 			if strings.Contains(m.Hostname, ".") && kubelet != nil {
+				//lint:ignore SA1019 Talos 1.13 reads it
 				kubelet.KubeletRegisterWithFQDN = new(true)
 			}
 			if m.InstallSerial != "" && in != nil {
