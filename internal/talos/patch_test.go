@@ -822,3 +822,27 @@ func TestSameConfig(t *testing.T) {
 		must.Equal(t, name, tc.same, sameConfig([]byte(config), []byte(tc.other)))
 	}
 }
+
+// What recast sets itself is no difference, whichever document or notation has it on either side.
+func TestWhatRecastSetsIsNoDifference(t *testing.T) {
+	inLab(t, func(t *testing.T, l *lab, c *Client) {
+		base := string(l.config(talosapi.Machine{Hostname: "wk1", Installer: installer, InstallSerial: "recast-1"}))
+		bare, _, found := strings.Cut(base, "---\napiVersion: v1alpha1\nkind: HostnameConfig\n")
+		must.Hold(t, found, "the lab's configurations have no HostnameConfig:\n%s", base)
+		with := func(doc string) string { return bare + "---\napiVersion: v1alpha1\nkind: HostnameConfig\n" + doc }
+		replaced := func(old, new string) string {
+			must.Contain(t, "configuration", base, old)
+			return strings.Replace(base, old, new, 1)
+		}
+		all := []string{
+			base, bare, with("auto: stable\n"), with("auto: \"off\"\nhostname: other\n"), strings.Replace(bare, "machine:\n", "machine:\n    network:\n        hostname: other\n", 1),
+			replaced("diskSelector:\n            serial: recast-1", "disk: /dev/sda"), replaced("serial: recast-1", "size: '>= 10GB'"), replaced(installer, "ghcr.io/siderolabs/installer:v1.13.8"),
+		}
+		for _, runs := range all {
+			for _, file := range all {
+				f := must.Get(observe.CompareConfigs(c, cluster.Configs{Stored: cluster.Secret(runs), Active: cluster.Secret(runs)}, cluster.Secret(file), labVersion, labVersion))(t)
+				must.Hold(t, !f.Differs() && len(f.Identity) == 0, "%+v\n%s\n--- and\n%s", f, runs, file)
+			}
+		}
+	})
+}
