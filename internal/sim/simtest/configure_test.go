@@ -760,6 +760,32 @@ func TestBadInput(t *testing.T) {
 	}, play)
 }
 
+// TestOneNodeDoesNotMatch: a copied, restored or lost VM keeps nobody from seeing what the other nodes are.
+func TestOneNodeDoesNotMatch(t *testing.T) {
+	type story struct {
+		spoil edit
+		says  string
+	}
+	eachInLab(t, sim.Options{ControlPlanes: 1, Workers: 2}, map[string]story{
+		"no VM": {func(l *Lab) {
+			l.EditVM(9031, "smbios1", "uuid=00000000-0000-4000-8000-000000000000")
+		}, "no VM has its SMBIOS UUID"},
+		"two VMs": {func(l *Lab) {
+			l.DefineVM(9050, map[string]string{"name": "clone", "smbios1": "uuid=5EC0FFEE-0000-4000-8000-000000009031"})
+		}, "2 VMs have its SMBIOS UUID"},
+		"another VM": {configuration("vmid: 9031", "vmid: 9050"), "belongs to VM 9031"},
+	}, func(t *testing.T, lab *Lab, c story) {
+		lab.Patch(sim.PatchedExtension)
+		c.spoil(lab)
+		res := valueOf(lab.Client().Drift(t.Context()))(t)
+		for _, n := range res.Nodes {
+			unread := strings.Join(n.Unread, "; ")
+			require(t, (n.Node == "wk1") == strings.Contains(unread, c.says), "%s: %q", n.Node, unread)
+			require(t, (n.Node == "wk2") == n.Stale, "%s is stale: %t", n.Node, n.Stale)
+		}
+	})
+}
+
 // ofClaim says whether a request only creates, beats or removes the claim.
 func ofClaim(call record.Call) bool {
 	const vms = "/api2/json/nodes/pve1/qemu"
