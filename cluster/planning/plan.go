@@ -36,10 +36,13 @@ func New(cluster string, wanted []cluster.Wanted, o observe.Observation, past cl
 	if err := errors.Join(p.Check(wanted), p.checkLabels(wanted, o), p.againstRebuild(o)); err != nil {
 		return Plan{}, err
 	}
-	var unread []error
+	var unread, unmatched []error
 	for i, w := range wanted {
 		if !p.considers(w, o.Found[i]) {
 			continue
+		}
+		if o.Found[i].Unmatched {
+			unmatched = append(unmatched, o.Found[i].Errs...)
 		}
 		n := ForNode(w, o.Found[i], o, past, p)
 		if o.Found[i].Open() {
@@ -53,6 +56,9 @@ func New(cluster string, wanted []cluster.Wanted, o observe.Observation, past cl
 			unread = append(unread, o.Unread(w, o.Found[i]))
 		}
 		plan.Nodes = append(plan.Nodes, n)
+	}
+	if err := errors.Join(unmatched...); err != nil {
+		return Plan{}, err
 	}
 	if err := errors.Join(unread...); err != nil && plan.Run == "" {
 		return Plan{}, fmt.Errorf("a plan needs every node's answer: %w", err)
