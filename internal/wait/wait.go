@@ -94,7 +94,7 @@ func Until(ctx context.Context, w For, look Look) error {
 	defer hints.running.Wait()
 	defer cancel()
 	const nothing = "nothing yet"
-	last, hinted := nothing, start
+	last, answer, hinted := nothing, "", start
 	for first := true; ; first = false {
 		hints.watch(watching)
 		if first && w.Expected > 0 {
@@ -118,6 +118,8 @@ func Until(ctx context.Context, w For, look Look) error {
 		if ctx.Err() == nil {
 			if err != nil {
 				seen = err.Error()
+			} else if seen != "" {
+				answer = seen
 			}
 			if seen != "" && seen != last {
 				last = seen
@@ -130,6 +132,9 @@ func Until(ctx context.Context, w For, look Look) error {
 		select {
 		case <-ctx.Done():
 			pause.Stop()
+			if answer != "" && answer != last { // why the wait was not over is not lost because the last looks failed
+				last = answer + "; then " + last
+			}
 			return fmt.Errorf("%s: gave up after %s; last seen: %s: %w",
 				w.Name, time.Since(start).Round(time.Second), last, context.Cause(ctx))
 		case <-hints.changed:

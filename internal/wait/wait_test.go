@@ -52,6 +52,11 @@ func TestUntil(t *testing.T) {
 			err:  "members: gave up after 10s; last seen: nothing yet: context deadline exceeded", is: context.DeadlineExceeded,
 			took: 10 * time.Second,
 		},
+		"no more answers": {
+			look: looks(answer{seen: "2 of 3"}, answer{err: errRefused}),
+			err:  "members: gave up after 10s; last seen: 2 of 3; then connection refused: context deadline exceeded", is: context.DeadlineExceeded,
+			took: 10 * time.Second, seen: []string{"2 of 3", "connection refused"},
+		},
 		"cancelled": {
 			look: looks(answer{seen: "0 of 3"}), cancel: 2500 * time.Millisecond,
 			err: "members: gave up after 3s; last seen: 0 of 3: context canceled", is: context.Canceled,
