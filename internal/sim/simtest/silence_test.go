@@ -452,6 +452,7 @@ func TestOneLook(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				lab := New(t, sim.Options{ControlPlanes: 3, Workers: nodes - 3, Hosts: 3})
 				lab.putVolumes(manyVolumes)
+				time.Sleep(time.Minute) // until every pod has its status
 				objects, once := lab.objectsOnce("nodes", "pods", "persistentvolumes")
 				for _, name := range slices.Sorted(maps.Keys(commands)) {
 					if patch := commands[name].patch; patch != "" {

@@ -3,6 +3,8 @@ package process
 
 import (
 	"bytes"
+	"fmt"
+	"math/rand/v2"
 	"net"
 	"os"
 	"os/exec"
@@ -103,14 +105,20 @@ func (l *Tail) String() string {
 	return strings.Join(all[max(0, len(all)-lines):], "")
 }
 
-// FreeAddress is one of the loopback interface on which nothing listens.
+// FreeAddress is an address of the loopback interface on which nothing listens. Its port is below the system's ephemeral
+// ports, one of which a connection could take before a server listens there, and below those that labs take.
 func FreeAddress(t *testing.T) string {
 	t.Helper()
+	const first, last, tries = 10000, 20000, 100
 	var lc net.ListenConfig
-	l, err := lc.Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
+	for range tries {
+		l, err := lc.Listen(t.Context(), "tcp", fmt.Sprintf("127.0.0.1:%d", first+rand.IntN(last-first)))
+		if err != nil {
+			continue // taken
+		}
+		defer l.Close()
+		return l.Addr().String()
 	}
-	defer l.Close()
-	return l.Addr().String()
+	t.Fatalf("no free port at 127.0.0.1 between %d and %d", first, last)
+	return ""
 }
