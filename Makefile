@@ -113,8 +113,8 @@ release-snapshot: bin/tools/testsummary bin/tools/sbom bin/tools/chart bin/tools
 release: bin/tools/sbom bin/tools/chart bin/tools/goreleaser ## publish the checked out tag as a draft, as .github/workflows/release.yaml does
 	@internal/tools/publish
 
-schedules: bin/tools/testsummary ## N random clusters, each rolled through random troubles until it is as it should be (SEED=n for others; REPLAY='cp=1 …' for one)
-	@go test -json -timeout 0 -run '$(if $(REPLAY),TestReplay,TestSchedules)$$' ./internal/sim/schedules -schedules.n=$(N) -schedules.seed=$(or $(SEED),1) -schedules.replay='$(REPLAY)' | bin/tools/testsummary -name schedules -story -figures schedules,node-rolls,faults,violations
+schedules: bin/tools/testsummary ## N random clusters, each rolled through random troubles until it is as it should be, and where N > 1 the cases that failed in the past (SEED=n for others; SLICE=n for every n-th of those; REPLAY='cp=1 …' for one)
+	@go test -json -timeout 0 -run '($(if $(REPLAY),TestReplay,TestSchedules$(if $(filter 1,$(N)),,|TestCorpus)))$$' ./internal/sim/schedules -corpus.slice=$(if $(filter all,$(SLICE)),1,$(or $(SLICE),1)) -schedules.n=$(N) -schedules.seed=$(or $(SEED),1) -schedules.replay='$(REPLAY)' | bin/tools/testsummary -name schedules -story -figures schedules,node-rolls,faults,violations
 
 schema: bin/tools/testsummary ## check every request that the tests send to Proxmox against its API schema (APIDOC=file)
 	@internal/tools/schema '$(APIDOC)'

@@ -34,6 +34,7 @@ import (
 
 var (
 	many    = flag.Int("schedules.n", 0, "play so many schedules")
+	slice   = flag.Uint64("corpus.slice", 1, "play only every that-many-th case of the corpus, from schedules.seed on")
 	runSeed = flag.String("schedules.seed", "1", "of the run; its first schedule has the same")
 	first   = flag.Int("schedules.first", 0, "begin with that one of the run, from 0")
 	procs   = flag.Int("schedules.procs", runtime.GOMAXPROCS(0), "processes that play")
@@ -70,13 +71,16 @@ func playOne(t *testing.T, name string, c Case) (r Result) {
 	return r
 }
 
+func played(t *testing.T) (seed uint64, n int) {
+	if *many == 0 {
+		t.Skip("left to make schedules")
+	}
+	return must.Get(strconv.ParseUint(*runSeed, 0, 64))(t), *many
+}
+
 // TestSchedules plays random schedules, each in its own lab, in several processes.
 func TestSchedules(t *testing.T) {
-	seed := must.Get(strconv.ParseUint(*runSeed, 0, 64))(t)
-	n := *many
-	if n == 0 && !testing.Short() {
-		n = 4
-	}
+	seed, n := played(t)
 	if *child {
 		for i := *first; i < *first+n; i++ {
 			tell(playOne(t, fmt.Sprintf("%#x", Seed(seed, i)), Draw(Seed(seed, i))))
@@ -249,10 +253,11 @@ func TestReplay(t *testing.T) {
 
 // TestCorpus plays cases that failed in the past.
 func TestCorpus(t *testing.T) {
-	if testing.Short() {
-		t.Skip("long: make stories")
-	}
-	for _, entry := range corpus(t) {
+	seed, _ := played(t)
+	for i, entry := range corpus(t) {
+		if (uint64(i)+seed)%*slice != 0 {
+			continue
+		}
 		t.Run(entry.name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {
@@ -282,9 +287,7 @@ func corpus(t testing.TB) (list []corpusEntry) {
 				continue
 			}
 			c, err := Parse(line)
-			if err != nil {
-				t.Fatal(errors.Join(fmt.Errorf("%s:%d", file, i+1), err))
-			}
+			must.Be(t, err == nil, "%s:%d: %v", file, i+1, err)
 			list = append(list, corpusEntry{fmt.Sprintf("%s:%d", strings.TrimSuffix(filepath.Base(file), ".txt"), i+1), c})
 		}
 	}
@@ -296,9 +299,7 @@ func TestCaseTextRoundTrip(t *testing.T) {
 	t.Parallel()
 	for n := range 500 {
 		c := Draw(Seed(1, n))
-		if err := c.check(); err != nil {
-			t.Fatalf("%s: %v", c, err)
-		}
+		must.Be(t, c.check() == nil, "%s: %v", c, c.check())
 		got, err := Parse(c.String())
 		must.Be(t, err == nil, "%s: %v", c, err)
 		diff := cmp.Diff(c, got)
