@@ -384,6 +384,7 @@ func (w world) nodeDies() {
 	s.NodeSelector = map[string]string{"example.com/rack": "one"}
 	w.pod("lost", s)
 	n, _ := w.container("lost")
+	w.until("the pod is known to run", func() bool { return w.get("lost").Status.Phase == corev1.PodRunning })
 	n.Stop()
 	if got := w.get("lost").Status.Phase; got != corev1.PodRunning {
 		w.Errorf("pod lost is %s, but nobody can have told", got)
