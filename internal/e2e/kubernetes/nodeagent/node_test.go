@@ -384,7 +384,7 @@ func (w world) nodeDies() {
 	s.NodeSelector = map[string]string{"example.com/rack": "one"}
 	w.pod("lost", s)
 	n, _ := w.container("lost")
-	w.until("the pod is known to run", func() bool { return w.get("lost").Status.Phase == corev1.PodRunning })
+	w.isKnownToRun("lost")
 	n.Stop()
 	if got := w.get("lost").Status.Phase; got != corev1.PodRunning {
 		w.Errorf("pod lost is %s, but nobody can have told", got)
@@ -395,12 +395,17 @@ func (w world) nodeDies() {
 	}
 	w.pod("wiped", s)
 	w.container("wiped")
+	w.isKnownToRun("wiped") // else its kubelet starts it again
 	n.Stop()
 	n.Wipe()
 	n.Boot()
 	if _, end := w.ended("wiped", corev1.PodFailed); end.ExitCode != 137 || end.Reason != "ContainerStatusUnknown" {
 		w.Errorf("the container has ended as %+v", end)
 	}
+}
+
+func (w world) isKnownToRun(pod string) {
+	w.until("pod "+pod+" is known to run", func() bool { return w.get(pod).Status.Phase == corev1.PodRunning })
 }
 
 const namespace = "default"
