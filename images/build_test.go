@@ -411,9 +411,7 @@ func TestDiskImagesRefused(t *testing.T) {
 		},
 	}, func(t *testing.T, tc row) {
 		b := withDisks(t)
-		if err := b.run(t, b.builder().Step()); err != nil { // the ISO is there
-			t.Fatal(err)
-		}
+		must.Do(t, b.run(t, b.builder().Step())) // the ISO is there
 		p := b.disks()
 		tc.spoil(b, &p)
 		err := b.run(t, b.diskBuilder().Step())

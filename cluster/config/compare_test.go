@@ -80,10 +80,7 @@ var compared = map[string]comparison{
 	},
 	"a document that says nothing": {"", "kind: A", []config.Change{{"A", "", config.Added, "", ""}}},
 	"two of one kind":              {"kind: A\nx: 1\n---\nkind: A\nx: 2", "kind: A\nx: 1\n---\nkind: A\nx: 3", []config.Change{{"A (2)", "x", config.Changed, "2", "3"}}},
-	"entries": {
-		"certSANs: [a, b]", "certSANs: [b, c]",
-		[]config.Change{{"v1alpha1", "certSANs", config.Removed, "a", ""}, {"v1alpha1", "certSANs", config.Added, "", "c"}},
-	},
+	"entries":                      {"certSANs: [a, b]", "certSANs: [b, c]", []config.Change{{"v1alpha1", "certSANs", config.Removed, "a", ""}, {"v1alpha1", "certSANs", config.Added, "", "c"}}},
 	"another order": {
 		"nameservers: [1.1.1.1, 8.8.8.8]", "nameservers: [8.8.8.8, 1.1.1.1, 9.9.9.9]",
 		[]config.Change{

@@ -665,9 +665,7 @@ func TestLockSaysWhatItWaitsFor(t *testing.T) {
 // TestGitThatHangs: what git has started, such as ssh, may outlive it.
 func TestGitThatHangs(t *testing.T) {
 	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, "git"), []byte("#!/bin/sh\nsleep 20 &\nwait\n"), 0o700); err != nil { //nolint:gosec // it is a program
-		t.Fatal(err)
-	}
+	must.Do(t, os.WriteFile(filepath.Join(dir, "git"), []byte("#!/bin/sh\nsleep 20 &\nwait\n"), 0o700)) //nolint:gosec // it is a program
 	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
