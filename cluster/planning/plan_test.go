@@ -701,7 +701,7 @@ func TestOneNodeOfEachImageBootsThroughTheFirmware(t *testing.T) {
 		},
 		"always": {Policy{Reboot: cluster.ByFirmware}, inPlace("wk1/a wk2/a"), "workers/wk1* workers/wk2*"},
 	}, func(t *testing.T, tc row) {
-		p := Plan{Nodes: tc.nodes, MaxUnavailable: 2}
+		p := Plan{Nodes: slices.Clone(tc.nodes), MaxUnavailable: 2} // rows share nodes
 		p.Order(tc.policy)
 		var got []string
 		for _, n := range p.Nodes {
