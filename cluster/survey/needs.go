@@ -613,6 +613,9 @@ func (n *Needs) replacing(s cluster.Strategy, spots []spot) {
 	for _, p := range reimagePrivileges {
 		n.add("/vms", p.why, spots, p.privilege)
 	}
+	if s.Installs() {
+		n.add("/vms", "write into its SMBIOS how the blank machine proves to be the VM", spots, "VM.Config.HWType")
+	}
 	if !s.SwapsInVM() && s.VM() != cluster.VMGone {
 		for _, p := range recreatePrivileges {
 			n.add("/vms", p.why, spots, p.privilege)

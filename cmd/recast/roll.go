@@ -214,6 +214,7 @@ func selection(c *cobra.Command, g *globals, p *planning.Policy) {
 	c.Flags().VarP(labels{&p.Labels}, "selector", "l", "look only at nodes whose Kubernetes `labels` match, as kubectl -l does: zone=a,tier!=db,gpu in (a,b)")
 	c.Flags().Var(parts{&p.What}, "what", "`parts` of the nodes to look at: image, config, vm (default: all)")
 	c.Flags().BoolVar(&p.AcceptOutage, "accept-outage", false, "with two control planes: accept that etcd and the Kubernetes API are down during the roll")
+	c.Flags().StringSliceVar(&p.Fingerprints, "maintenance-fingerprint", nil, "`fingerprints` that you have seen on the consoles of machines in maintenance mode which can't prove who they are")
 }
 
 // named adds nodes that are arguments: recast roll wk1 is recast roll --only wk1.

@@ -113,7 +113,7 @@ func (c *Client) seeState(vm cluster.VM, state string) func(context.Context) (si
 // Migration implements cluster.TieReader (qemu-server, API2/Qemu.pm, migrate_vm_precondition).
 func (c *Client) Migration(ctx context.Context, vm cluster.VM, to string) (cluster.Migration, error) {
 	var answer struct {
-		Allowed   []string        `json:"allowed_nodes"`
+		Allowed   []string        `json:"allowed_nodes"`     // nil for a running VM before qemu-server 8aeaad24 (Proxmox VE 8.4), which checks only when it migrates
 		NotOn     json.RawMessage `json:"not_allowed_nodes"` // an empty list where there are none, in older versions
 		Disks     []volume        `json:"local_disks"`
 		Resources []string        `json:"local_resources"`
@@ -123,7 +123,7 @@ func (c *Client) Migration(ctx context.Context, vm cluster.VM, to string) (clust
 	if err := c.conn.Get(ctx, vmPath(vm, "migrate")+"?target="+url.QueryEscape(to), &answer); err != nil {
 		return cluster.Migration{}, err
 	}
-	m := cluster.Migration{Allowed: slices.Contains(answer.Allowed, to), Resources: answer.Resources, Along: answer.Dependent}
+	m := cluster.Migration{Allowed: answer.Allowed == nil || slices.Contains(answer.Allowed, to), Resources: answer.Resources, Along: answer.Dependent}
 	m.LocalDisks = cluster.Each(answer.Disks, func(v volume) string { return v.Volid })
 	m.WhileOff = slices.DeleteFunc(slices.Clone(answer.Resources), func(r string) bool { return slices.Contains(answer.Mapped, r) })
 	if !m.Allowed {

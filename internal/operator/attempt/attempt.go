@@ -15,7 +15,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -29,6 +28,7 @@ import (
 	"github.com/recast-sh/recast/api/v1alpha1"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/operator/source"
+	"github.com/recast-sh/recast/internal/redact"
 	"github.com/recast-sh/recast/schematics"
 )
 
@@ -398,12 +398,8 @@ func (m Mounted) there() bool {
 	})
 }
 
-// secretText finds private keys: in PEM, of age, and as base64 PEM under key:, as Talos' machine configurations have
-// them. Certificates are under crt:. Texts that sops has encrypted do not match.
-var secretText = regexp.MustCompile(`-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----|AGE-SECRET-KEY-1|\bkey["']?:\s*(?:[|>][-+0-9]*\s+)?["']?LS0tLS1CRUdJTi`)
-
 // packable calls do for each file to keep with a plan: all files but Secrets and those that recast made. More people
-// may read a ConfigMap than a Secret, so a private key in such a file is an error.
+// may read a ConfigMap than a Secret, so a secret in such a file is an error.
 func packable(dir string, secrets []v1alpha1.SecretFile, do func(name string, b []byte) error) error {
 	secret := map[string]bool{}
 	for _, f := range secrets {
@@ -422,8 +418,8 @@ func packable(dir string, secrets []v1alpha1.SecretFile, do func(name string, b 
 		if err != nil {
 			return err
 		}
-		if secretText.Match(b) {
-			return exit{ExitConfig, fmt.Errorf("%s has a private key, and the files are kept in a ConfigMap: put it into a Secret and name that in spec.secrets.files", name)}
+		if secret := redact.Holds(name, b); secret != "" {
+			return exit{ExitConfig, fmt.Errorf("%s has %s, and the files are kept in a ConfigMap: encrypt it with sops, or put the file into a Secret and name that in spec.secrets.files", name, secret)}
 		}
 		return do(name, b)
 	})

@@ -170,7 +170,7 @@ func TestMissing(t *testing.T) {
 	must.Equal(t, "", want, a.missing())
 }
 
-// TestPackSecrets: private keys do not get into a ConfigMap.
+// TestPackSecrets: nothing secret gets into a ConfigMap.
 func TestPackSecrets(t *testing.T) {
 	t.Parallel()
 	type example struct {
@@ -181,11 +181,26 @@ func TestPackSecrets(t *testing.T) {
 		"PEM":               {"-----BEGIN PRIVATE KEY-----\nabc", true},
 		"PEM of a kind":     {"key: |\n  -----BEGIN ED25519 PRIVATE KEY-----\n", true},
 		"age":               {"# public key: age1\nAGE-SECRET-KEY-1ABC\n", true},
-		"machine":           {"machine:\n  ca:\n    crt: LS0tLS1CRUdJTiBD\n    key: LS0tLS1CRUdJTiBF\n", true},
+		"machine":           {"machine:\n  ca:\n    crt: LS0tLS1CRUdJTiBDRVJUSUZJQ0FURS0tLS0t\n    key: LS0tLS1CRUdJTiBF\n", true},
+		"machine's token":   {"machine:\n  token: abcdef.0123456789abcdef\n", true},
+		"cluster's secret":  {"cluster:\n  secret: c2VjcmV0\n", true},
+		"cluster's ID":      {"cluster:\n  id: c2VjcmV0\n", true},
+		"encryption secret": {"cluster:\n  secretboxEncryptionSecret: c2VjcmV0\n", true},
+		"kubeconfig":        {"users:\n  - user:\n      client-key-data: c2VjcmV0\n", true},
+		"Proxmox' token":    {"#!/bin/sh\nexport PROXMOX_VE_API_TOKEN='recast@pve!roll=01234567-89ab-cdef-0123-456789abcdef'\n", true},
+		"in a comment":      {"# was recast@pve!roll=01234567-89ab-cdef-0123-456789abcdef\n", true},
+		"login":             {"curl -H 'Authorization: Bearer abcdef0123456789'\n", true},
+		"password in a URL": {"url: https://me:hunter22@git.example/x\n", true},
+		"some not by sops":  {"token: abcdef.0123456789abcdef\nsops:\n  mac: ENC[AES256_GCM,data:x]\n", true},
+		"variable":          {"#!/bin/sh\nexport TOKEN=\"$OTHER\"; curl -H \"Authorization: Bearer ${TOKEN}\"; PASSWORD=$(pass show x)\n", false},
+		"of a workflow":     {"env:\n  PROXMOX_VE_API_TOKEN: ${{ secrets.TOKEN }}\n", false},
+		"of a Secret":       {"env:\n  - name: TOKEN\n    valueFrom: {secretKeyRef: {name: recast, key: token}}\n", false},
+		"example":           {"# PROXMOX_VE_API_TOKEN has the form user@realm!id=uuid\n", false},
+		"recast.yaml":       {"version: 1\nproxmox:\n  fingerprint: AA:BB\n", false},
 		"quoted":            {"ca: {crt: \"\", key: \"LS0tLS1CRUdJTiBF\"}", true},
 		"JSON":              {`{"crt":"","key":"LS0tLS1CRUdJTiBF"}`, true},
 		"folded":            {"key: >-\n    LS0tLS1CRUdJTiBF\n", true},
-		"certificate":       {"crt: LS0tLS1CRUdJTiBD\nca: |\n  -----BEGIN CERTIFICATE-----\n", false},
+		"certificate":       {"crt: LS0tLS1CRUdJTiBDRVJUSUZJQ0FURS0tLS0t\nca: |\n  -----BEGIN CERTIFICATE-----\n", false},
 		"encrypted by sops": {"key: ENC[AES256_GCM,data:LS0tLS1CRUdJTiBF]\nenc: |\n  -----BEGIN AGE ENCRYPTED FILE-----\n", false},
 		"public key":        {"-----BEGIN PUBLIC KEY-----\n", false},
 	}
@@ -194,7 +209,7 @@ func TestPackSecrets(t *testing.T) {
 		write(t, filepath.Join(dir, "machine", "cp1.yaml"), c.text)
 		_, err := pack(dir, nil)
 		must.Be(t, (err != nil) == c.secret, "%v", err)
-		if c.secret && (exitOf(err) != ExitConfig || !strings.HasPrefix(err.Error(), "machine/cp1.yaml has a private key") || !strings.HasSuffix(err.Error(), "put it into a Secret and name that in spec.secrets.files")) {
+		if c.secret && (exitOf(err) != ExitConfig || !strings.HasPrefix(err.Error(), "machine/cp1.yaml has a ") || !strings.HasSuffix(err.Error(), "put the file into a Secret and name that in spec.secrets.files")) {
 			t.Errorf("exit code %d: %v", exitOf(err), err)
 		}
 		if _, err := pack(dir, []v1alpha1.SecretFile{{Path: "machine/cp1.yaml"}}); err != nil {
@@ -203,7 +218,7 @@ func TestPackSecrets(t *testing.T) {
 	})
 }
 
-// TestArrange: snapshots go to their volume, and a check finds a private key before a plan does.
+// TestArrange: snapshots go to their volume, and a check finds a secret before a plan does.
 func TestArrange(t *testing.T) {
 	t.Parallel()
 	a, _ := testAttempt(t, Check, interceptor.Funcs{})
@@ -213,7 +228,7 @@ func TestArrange(t *testing.T) {
 	must.Hold(t, err == nil && strings.Contains(string(b), "etcdSnapshot: "+BackupDir),
 		"etcd snapshots would go into memory: %v\n%s", err, b)
 	write(t, filepath.Join(a.Recast.Dir, "keys.txt"), "AGE-SECRET-KEY-1ABC")
-	if err := a.arrange(); err == nil || !strings.HasPrefix(err.Error(), "keys.txt has a private key") {
+	if err := a.arrange(); err == nil || !strings.HasPrefix(err.Error(), "keys.txt has a key, a token or a login in line 1") {
 		t.Errorf("%v", err)
 	}
 }

@@ -923,7 +923,8 @@ func TestPrivileges(t *testing.T) {
 			{cluster.Recreate, []string{"Datastore.AllocateSpace"}, ofVM + "; " + onStorage},
 			{cluster.Recreate, []string{"Datastore.AllocateTemplate"}, ofVM + "; Datastore.AllocateTemplate on /storage/isos"},
 			{cluster.Reimage, nil, ofHA},
-			{cluster.Reimage, []string{"VM.Config.Network", "VM.Config.CPU", "VM.Config.HWType", "SDN.Use"}, ofHA},
+			{cluster.Reimage, []string{"VM.Config.Network", "VM.Config.CPU", "SDN.Use"}, ofHA},
+			{cluster.Reimage, []string{"VM.Config.HWType"}, ofHA + "; VM.Config.HWType" + onVMs},
 			{cluster.Reimage, []string{"VM.Config.Disk", "VM.Config.CDROM"}, ofHA + "; VM.Config.CDROM, VM.Config.Disk" + onVMs},
 			{cluster.Reimage, []string{"Datastore.AllocateSpace"}, ofHA + "; " + onStorage},
 		} {
@@ -938,8 +939,8 @@ func TestPrivileges(t *testing.T) {
 // TestFewPrivilegesSuffice rolls with the minimum privileges of a strategy.
 func TestFewPrivilegesSuffice(t *testing.T) {
 	claim := []string{"Sys.Audit", "VM.Audit", "VM.Allocate", "VM.Config.Memory", "VM.Config.Options", "Datastore.Audit", "Datastore.AllocateTemplate"}
-	reimage := append(slices.Clone(claim), "VM.Config.Disk", "VM.Config.CDROM", "VM.PowerMgmt", "Datastore.AllocateSpace")
-	recreate := append(slices.Clone(reimage), "VM.Config.CPU", "VM.Config.HWType", "VM.Config.Network", "SDN.Use")
+	reimage := append(slices.Clone(claim), "VM.Config.Disk", "VM.Config.CDROM", "VM.Config.HWType", "VM.PowerMgmt", "Datastore.AllocateSpace")
+	recreate := append(slices.Clone(reimage), "VM.Config.CPU", "VM.Config.Network", "SDN.Use")
 	type story struct {
 		strategy   cluster.Strategy
 		privileges []string
