@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"compress/gzip"
 	"context"
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -113,6 +114,7 @@ func (a *Attempt) reportError(ctx context.Context, code int, err error) error {
 // prepare sets recast's environment. Images are cached on disk, everything else is in memory.
 func (a *Attempt) prepare() error {
 	a.Recast.Env = append(a.Recast.Env, "RECAST_CACHE_DIR="+filepath.Join(ScratchDir, "cache"))
+	a.Reporter.Hide = redact.New(a.known())
 	token, err := os.ReadFile(ProxmoxToken)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil // missing reports the Secret
@@ -128,7 +130,7 @@ func (a *Attempt) locked(ctx context.Context, command ...string) (ended, error) 
 	if a.Lock != v1alpha1.LockUpdate {
 		return a.Recast.run(ctx, nil, command...)
 	}
-	kept, err := os.ReadFile(filepath.Join(LockDir, KeyLock))
+	kept, err := a.keptLock(LockDir)
 	if err == nil {
 		err = os.WriteFile(filepath.Join(a.Recast.Dir, KeyLock), kept, 0o600)
 	}
@@ -145,6 +147,35 @@ func (a *Attempt) locked(ctx context.Context, command ...string) (ended, error) 
 		return e, err
 	}
 	return a.Recast.run(ctx, nil, command...)
+}
+
+// known lists the secrets of this pod. What a program printed may have them, and more people read a status or a
+// ConfigMap than a Secret.
+func (t Task) known() []string {
+	known := redact.Environ(os.Environ())
+	for _, m := range t.Secrets {
+		b, err := os.ReadFile(m.Path)
+		if err != nil || m.ConfigMap {
+			continue // missing reports it; the keys of a directory are variables, too
+		}
+		if inside := redact.YAML(b); len(inside) > 0 {
+			known = append(known, inside...)
+		} else {
+			known = append(known, string(b))
+		}
+	}
+	return known
+}
+
+// keptLock returns the lock that the last check kept. What someone else has written to its ConfigMap is none
+// (os.ErrNotExist): who may write a ConfigMap does not choose what nodes boot.
+func (a *Attempt) keptLock(dir string) ([]byte, error) {
+	kept, err := os.ReadFile(filepath.Join(dir, KeyLock))
+	if err == nil && sum(kept) != a.KeptLock {
+		fmt.Fprintln(a.Reporter.Log, "the kept recast.lock is not the one that the last check wrote: recast locks again")
+		return nil, os.ErrNotExist
+	}
+	return kept, err
 }
 
 // lockStale is the runbook of a lock that does not fit recast.yaml.
@@ -182,8 +213,10 @@ type Task struct {
 	Finished []string `json:"finished,omitempty"`
 	// Continue: an earlier attempt has begun the plan.
 	Continue bool `json:"continue,omitempty"`
-	// PlanHash is the hash of the approved plan.
+	// PlanHash is the hash of the approved plan, and Contents that of its text and files: see contents.
 	PlanHash string `json:"planHash,omitempty"`
+	Contents string `json:"contents,omitempty"`
+	KeptLock string `json:"keptLock,omitempty"` // v1alpha1.Check.KeptLock
 	// KubernetesRoll: the plan is a plan of recast upgrade-k8s.
 	KubernetesRoll bool     `json:"kubernetesRoll,omitempty"`
 	Only           []string `json:"only,omitempty"`
@@ -442,6 +475,11 @@ func pack(dir string, secrets []v1alpha1.SecretFile) ([]byte, error) {
 	return out.Bytes(), nil
 }
 
+// contents is the hash of a plan and of the files that it was made from.
+func contents(plan, packed []byte) string { return sum([]byte(sum(plan) + "\n" + sum(packed) + "\n")) }
+
+func sum(b []byte) string { return fmt.Sprintf("sha256:%x", sha256.Sum256(b)) }
+
 func unpack(dir string, packed io.Reader) error {
 	root, err := os.OpenRoot(dir)
 	if err != nil {
@@ -500,7 +538,7 @@ type drift struct {
 const kubernetesReason = "kubernetes-version"
 
 func (a *Attempt) check(ctx context.Context) (int, error) {
-	c := v1alpha1.Check{Job: a.Job, For: a.For, Started: new(a.Now())}
+	c := v1alpha1.Check{Job: a.Job, For: a.For, Started: new(a.Now()), KeptLock: a.KeptLock}
 	fields := map[string]any{}
 	results, err := a.compare(ctx, &c, fields)
 	if err != nil {
@@ -571,7 +609,7 @@ func (a *Attempt) describeLock(c *v1alpha1.Check, fields map[string]any, results
 	fields["talos"] = v1alpha1.Versions{Wanted: lock.Talos}
 	if a.Lock == v1alpha1.LockUpdate {
 		if text, err := os.ReadFile(filepath.Join(a.Recast.Dir, KeyLock)); err == nil {
-			results[KeyLock] = text
+			results[KeyLock], c.KeptLock = text, sum(text)
 		}
 	}
 }
@@ -708,6 +746,7 @@ func (a *Attempt) plan(ctx context.Context) (int, error) {
 	if len(packed) > maxFiles {
 		return a.stop(ctx, ExitConfig, fmt.Sprintf("the files of the cluster take %d KiB compressed, %d fit beside a plan: name the directory with recast.yaml in spec.source", len(packed)>>10, maxFiles>>10))
 	}
+	p.Contents = contents(made.stdout, packed)
 	if err := a.keep(ctx, map[string][]byte{KeyPlan: made.stdout, KeyFiles: packed}); err != nil {
 		return ExitFailed, err
 	}
