@@ -295,6 +295,7 @@ func otherRows() []row {
 		{Do: "hooks", Change: onNode("wk1", paused), Err: "was paused since"},
 		{Do: "start", Change: on(101, kv{"smbios1": "uuid=v"}), Err: "is not the one that run r1 created"},
 		{Do: "start", Change: is(cluster.Recreate), Err: "is not the one that run r1 created"},
+		{Do: "start", Change: all(is(cluster.Recreate), on(101, kv{"description": "recast: run=r1 build=b"})), Done: strings.Replace(started, "start", "set 101 map[smbios1:proof] delete []\nstart", 1)},
 		{Do: "start", Change: func(s *scene) { s.PX.Change(101, func(vm *cluster.VM) { vm.Running = true }) }, Err: "is on, but its emulator says"},
 		{Do: "start", Change: on(101, kv{"scsi9": "fast:vm-200-disk-0"}), Err: "whose that is, does not exist"},
 		{Do: "start", Change: on(101, kv{"scsi9": ","}), Err: "no volume in"},
