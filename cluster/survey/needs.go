@@ -610,6 +610,10 @@ func parkedOn(f observe.Found) []cluster.VM {
 
 // replacing adds what every new system disk needs on the VMs at these spots.
 func (n *Needs) replacing(s cluster.Strategy, spots []spot) {
+	if s.Reshapes() { // its settings' privileges come with each setting: see shape
+		n.add("/vms", "stop and start the VM", spots, "VM.PowerMgmt")
+		return
+	}
 	for _, p := range reimagePrivileges {
 		n.add("/vms", p.why, spots, p.privilege)
 	}

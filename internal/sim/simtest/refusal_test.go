@@ -951,7 +951,15 @@ func TestFewPrivilegesSuffice(t *testing.T) {
 		"reimage":                             {cluster.Reimage, reimage, 0},
 		"recreate":                            {cluster.Recreate, recreate, 0},
 		"recreate by disk, after a rehearsal": {cluster.Recreate, recreate, 1},
+		"reshape":                             {cluster.Reshape, append(slices.Clone(claim), "VM.PowerMgmt"), 0},
 	}, func(t *testing.T, lab *Lab, s story) {
+		if s.strategy == cluster.Reshape {
+			lab.shape("wk1", "memory: 6144")
+			lab.World.AddRole("Recast", s.privileges...)
+			lab.Client().mustRoll(policyFor("wk1"))
+			requireInSync(t, lab)
+			return
+		}
 		if s.rehearsed > 0 {
 			lab.BootsDisks("disk")
 			lab.setRoll("rehearse: {enabled: true, addresses: [127.42.7.251/24]}")
