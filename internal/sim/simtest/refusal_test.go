@@ -457,6 +457,18 @@ func occupiedRefusals() []refusal {
 			both: []string{"replication job 9031-0 runs: wait until that is over", replicated("pve2")},
 		},
 		{
+			name: "HA disarmed", bring: func(l *Lab) {
+				l.World.AddHA(world.HAResource{SID: fmt.Sprintf("vm:%d", wk1), State: "started"})
+				must(l.t, l.World.DisarmHA("root@pam", "ignore"))
+			},
+			lift: func(l *Lab) {
+				must(l.t, l.World.DisarmHA("root@pam", ""))
+				must(l.t, l.World.DeleteHA("root@pam", fmt.Sprintf("vm:%d", wk1), false))
+				time.Sleep(time.Minute)
+			},
+			both: []string{"Proxmox HA is disarmed, resource mode: ignore (CRM watchdog released), and neither releases a VM nor takes one until ha-manager crm-command arm-ha: wait until that is over"},
+		},
+		{
 			name: "pending change", bring: change("memory=8192"),
 			lift: func(l *Lab) { l.configure(world.ChangeRequest{ID: wk1, Revert: []string{"memory"}}) },
 			both: []string{"the VM has pending changes (memory): restart it or revert them"},
