@@ -706,3 +706,21 @@ func TestGiveUp(t *testing.T) {
 		}
 	})
 }
+
+// TestWhatATrialCannotTakeBack: a plan whose configuration needs no reboot names what Talos formats for it.
+func TestWhatATrialCannotTakeBack(t *testing.T) {
+	t.Parallel()
+	added := func(document string) config.Change { return config.Change{Document: document, Kind: config.Added} }
+	removed := config.Change{Document: "UserVolumeConfig old", Kind: config.Removed}
+	grown := config.Change{Document: "UserVolumeConfig data", Path: "provisioning.maxSize", Kind: config.Changed, Found: "1GB", Wanted: "2GB"}
+	for want, changes := range map[string][]config.Change{
+		"": {added("HostnameConfig"), removed, grown},
+		"Talos makes and formats UserVolumeConfig data, RAIDArrayConfig md0 at once: if wk1 is not healthy then, it takes its configuration back, but not that": {
+			added("UserVolumeConfig data"), added("RAIDArrayConfig md0"), removed,
+		},
+	} {
+		n := NodePlan{Node: "wk1", Found: observe.Found{File: &cluster.FoundFile{ConfigFile: cluster.ConfigFile{Changes: changes}}}}
+		planApplyConfig(&n, observe.Observation{}, Policy{})
+		must.Equal(t, "notes", want, strings.Join(n.Notes, "\n"))
+	}
+}
