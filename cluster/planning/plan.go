@@ -30,7 +30,8 @@ import (
 )
 
 // New decides what to do about every wanted node, from what was observed and nothing else. It fails for an unknown node
-// name, or an unread node; unless something is unfinished, as all is planned again after that.
+// name, or an unread node; unless something is unfinished, as all is planned again after that. If it is not known which
+// VM is a node's, that node is refused, and the plan of the others is returned with the error.
 func New(cluster string, wanted []cluster.Wanted, o observe.Observation, past cluster.History, p Policy) (Plan, error) {
 	plan := Plan{Cluster: cluster, MaxUnavailable: p.maxUnavailable(wanted, o), PerHost: max(1, p.PerHost), WorkersBeside: p.WorkersBeside, AcceptOutage: p.AcceptOutage, Fingerprints: p.Fingerprints, What: p.What, Bootstrap: p.Bootstrap, ControlPlanes: o.ControlPlanes(), Heed: p.Heed(wanted)}
 	if err := errors.Join(p.Check(wanted), p.checkLabels(wanted, o), p.againstRebuild(o)); err != nil {
@@ -41,10 +42,13 @@ func New(cluster string, wanted []cluster.Wanted, o observe.Observation, past cl
 		if !p.considers(w, o.Found[i]) {
 			continue
 		}
-		if o.Found[i].Unmatched {
-			unmatched = append(unmatched, o.Found[i].Errs...)
-		}
 		n := ForNode(w, o.Found[i], o, past, p)
+		if f := o.Found[i]; f.Unmatched {
+			unmatched = append(unmatched, f.Errs...)
+			for _, err := range f.Errs {
+				n.Refused = append(n.Refused, err.Error())
+			}
+		}
 		if o.Found[i].Open() {
 			n.AskLosses()
 		}
@@ -52,13 +56,10 @@ func New(cluster string, wanted []cluster.Wanted, o observe.Observation, past cl
 		if n.Resume {
 			plan.Run = cmp.Or(plan.Run, n.Run)
 		}
-		if f := o.Found[i]; f.Machine == nil && !n.Resume && !f.Away && f.Absent == nil && o.Rebuild == "" {
+		if f := o.Found[i]; f.Machine == nil && !n.Resume && !f.Away && f.Absent == nil && !f.Unmatched && o.Rebuild == "" {
 			unread = append(unread, o.Unread(w, o.Found[i]))
 		}
 		plan.Nodes = append(plan.Nodes, n)
-	}
-	if err := errors.Join(unmatched...); err != nil {
-		return Plan{}, err
 	}
 	if err := errors.Join(unread...); err != nil && plan.Run == "" {
 		return Plan{}, fmt.Errorf("a plan needs every node's answer: %w", err)
@@ -87,7 +88,7 @@ func New(cluster string, wanted []cluster.Wanted, o observe.Observation, past cl
 	}
 	plan.Kubernetes = o.KubernetesOrder()
 	against.rehearse(p.Rehearse)
-	return plan, nil
+	return plan, errors.Join(unmatched...)
 }
 
 // NodePlan is what happens to one node.

@@ -326,11 +326,11 @@ func (a planAsk) answer(ctx context.Context, s *streams, p pipeline.Project, m p
 	} else {
 		plan, e, err = pipeline.Explain(ctx, p, m, a.policy, a.rehearse, a.node)
 	}
-	if err != nil {
+	if err != nil && (a.node != "" || len(plan.Nodes) == 0) {
 		return err
 	}
-	code, outcome := exitDone, error(nil)
-	if a.exitCode && len(plan.Work()) > 0 {
+	code, outcome := exitDone, err // of a node of which nobody knows which VM it is: the others are shown
+	if outcome == nil && a.exitCode && len(plan.Work()) > 0 {
 		code, outcome = exitDiffers, errDiffers
 	}
 	s.telemetry.Planned(plan)

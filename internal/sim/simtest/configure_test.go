@@ -2,12 +2,14 @@ package simtest
 
 import (
 	"bytes"
+	"context"
 	"crypto/tls"
 	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -23,6 +25,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/record"
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 	"github.com/recast-sh/recast/internal/sim/world"
+	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/internal/ui"
 	"github.com/recast-sh/recast/pipeline"
 	"github.com/recast-sh/recast/pipeline/configs"
@@ -297,6 +300,29 @@ func TestResetMachine(t *testing.T) {
 		requireSame(t, want, plans, "what was planned (-want +got)")
 		requireMembers(t, lab, "", false)
 		lab.requireUpgraded(t, c.node)
+	})
+}
+
+// TestATrialThatTalosDoesNotEnd: in Talos 1.13.9 somebody's dry run ends the timer of a trial, and recast gives the node
+// its old configuration.
+func TestATrialThatTalosDoesNotEnd(t *testing.T) {
+	inLongLab(t, sim.Options{ControlPlanes: 1, Workers: 2, TalosVersion: "v1.13.9"}, func(t *testing.T, lab *Lab) {
+		files, before := lab.keptConfigs(), lab.keptConfigs()
+		files["wk1"] = append(bytes.TrimRight(files["wk1"], "\n"), "\n---\napiVersion: v1alpha1\nkind: ResolverConfig\nnameservers:\n    - address: 192.0.2.53\n"...)
+		c, once := files.user(lab, firstRun), sync.Once{}
+		c.Emit = func(e step.Event) {
+			if strings.Contains(e.Text, "none of its DNS servers answers") {
+				once.Do(func() {
+					lab.talosctl("wk1", func(ctx context.Context, c *client.Client) error {
+						return errOf(c.ApplyConfiguration(ctx, &machineapi.ApplyConfigurationRequest{Data: before["wk1"], DryRun: true, Mode: machineapi.ApplyConfigurationRequest_AUTO}))
+					})
+				})
+			}
+		}
+		err := c.roll(planning.Policy{})(t.Context())
+		requireFault(t, err, fault.Failed, "wk1 is not healthy with its new configuration", "wk1 serves with its old configuration")
+		lab.requireServing("wk1")
+		require(t, string(lab.configOf("wk1")) == string(before["wk1"]), "wk1 keeps another configuration than before")
 	})
 }
 
@@ -782,6 +808,12 @@ func TestOneNodeDoesNotMatch(t *testing.T) {
 			unread := strings.Join(n.Unread, "; ")
 			require(t, (n.Node == "wk1") == strings.Contains(unread, c.says), "%s: %q", n.Node, unread)
 			require(t, (n.Node == "wk2") == n.Stale, "%s is stale: %t", n.Node, n.Stale)
+		}
+		p, err := lab.Client().Plan(t.Context(), planning.Policy{Only: []string{"wk1", "wk2"}})
+		mustBe(t, err != nil && strings.Contains(err.Error(), c.says) && len(p.Nodes) == 2, "planned %d nodes: %v", len(p.Nodes), err)
+		for _, n := range p.Nodes {
+			refused := strings.Join(n.Refused, "; ")
+			require(t, (n.Node == "wk1") == strings.Contains(refused, c.says) && (n.Node == "wk2") == (n.Strategy == cluster.Recreate), "%s: %s, %q", n.Node, n.Strategy, refused)
 		}
 	})
 }
