@@ -194,8 +194,8 @@ var allowed = regexp.MustCompile(`LS0tLS1CRUdJTiBDRVJUSUZJQ0FURS[A-Za-z0-9+/=]+|
 // assignment is one of a script.
 var assignment = regexp.MustCompile(`(?m)^[ \t]*(?:export[ \t]+)?(\w+)=["']?([^\s"']+)`)
 
-// Holds says what in a file of that name is secret, with its field or its line; "": nothing is. References to secrets are none, nor is
-// what sops has encrypted, nor a certificate, nor an example without a digit.
+// Holds says what in a file of that name is secret, with its field or its line; "": nothing is. References to secrets
+// are none, nor is what sops has encrypted, nor a certificate, nor an example without a digit.
 func Holds(name string, data []byte) string {
 	text := references.ReplaceAllString(string(data), "")
 	structured := slices.Contains([]string{".yaml", ".yml", ".json"}, filepath.Ext(name))
