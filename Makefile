@@ -58,8 +58,8 @@ test: bin/tools/testsummary bin/tools/longtests compiler ## all tests but the lo
 stories: bin/tools/testsummary bin/tools/longtests ## all that make test leaves out: whole clusters in the lab, what a person types, an upload of 4 GiB (SLICE=n for every n-th story in the lab, SEED=n for others)
 	@internal/tools/stories '$(or $(SLICE),all)' '$(or $(SEED),1)' | bin/tools/testsummary -name stories
 
-race: bin/tools/testsummary bin/tools/longtests compiler ## the contract and every tenth of the long stories in the lab again, with the race detector, which makes them ten times slower (SEED=n for others; SLICE=n for every n-th, with the short contract, without 500 nodes and the grids of foreign hands and drain faults; SLICE=all for all)
-	@slice=$(if $(filter all,$(SLICE)),1,$(or $(SLICE),10)) tests=$$((slice < 90 ? 1 : 9)); long=$$(GOFLAGS="$$GOFLAGS -race" bin/tools/longtests -slice=$$tests -seed=$(or $(SEED),1) ./internal/sim/simtest); { code=0; go test -vet=off -race $(if $(filter-out all,$(SLICE)),-short) -json ./internal/contract || code=$$?; go test -vet=off -race -json -timeout 60m $$long -skip 'TestRoll(NearTheCriticalPath|BesidesTheSerialSum)/.*100$(if $(filter-out all,$(SLICE)),|TestForeignHands$$|TestDrainFaults$$|TestOneLook/500$$)' -stories.slice=$$((slice / tests)) -stories.seed=$(or $(SEED),1) || code=$$?; exit $$code; } | bin/tools/testsummary -name race
+race: bin/tools/testsummary bin/tools/longtests compiler ## the contract and every tenth of the long stories in the lab again, with the race detector, which makes them ten times slower (SEED=n for others; SLICE=n for every n-th, without 500 nodes and the grids of foreign hands and drain faults; SLICE=all for all)
+	@long=$$(GOFLAGS="$$GOFLAGS -race" bin/tools/longtests ./internal/sim/simtest); { code=0; go test -vet=off -race -json ./internal/contract || code=$$?; go test -vet=off -race -json -timeout 60m $$long -skip 'TestRoll(NearTheCriticalPath|BesidesTheSerialSum)/.*100$(if $(filter-out all,$(SLICE)),|TestForeignHands$$|TestDrainFaults$$|TestOneLook/500$$)' -stories.slice=$(if $(filter all,$(SLICE)),1,$(or $(SLICE),10)) -stories.seed=$(or $(SEED),1) || code=$$?; exit $$code; } | bin/tools/testsummary -name race
 
 check: $(LINTERS) ## everything static: format, vet, staticcheck, tidy, import table, generated docs, words of the others
 	@internal/tools/check
@@ -113,8 +113,8 @@ release-snapshot: bin/tools/testsummary bin/tools/sbom bin/tools/chart bin/tools
 release: bin/tools/sbom bin/tools/chart bin/tools/goreleaser ## publish the checked out tag as a draft, as .github/workflows/release.yaml does
 	@internal/tools/publish
 
-schedules: bin/tools/testsummary ## N random clusters, each rolled through random troubles until it is as it should be, and where N > 1 the cases that failed in the past (SEED=n for others; SLICE=n for every n-th of those; REPLAY='cp=1 …' for one)
-	@go test -json -timeout 0 -run '($(if $(REPLAY),TestReplay,TestSchedules$(if $(filter 1,$(N)),,|TestCorpus)))$$' ./internal/sim/schedules -corpus.slice=$(if $(filter all,$(SLICE)),1,$(or $(SLICE),1)) -schedules.n=$(N) -schedules.seed=$(or $(SEED),1) -schedules.replay='$(REPLAY)' | bin/tools/testsummary -name schedules -story -figures schedules,node-rolls,faults,violations
+schedules: bin/tools/testsummary ## N random clusters, each rolled through random troubles until it is as it should be, and where N > 1 the cases that failed in the past (SEED=n for others; REPLAY='cp=1 …' for one)
+	@go test -json -timeout 0 -run '($(if $(REPLAY),TestReplay,TestSchedules$(if $(filter 1,$(N)),,|TestCorpus)))$$' ./internal/sim/schedules -schedules.n=$(N) -schedules.seed=$(or $(SEED),1) -schedules.replay='$(REPLAY)' | bin/tools/testsummary -name schedules -story -figures schedules,node-rolls,faults,violations
 
 schema: bin/tools/testsummary ## check every request that the tests send to Proxmox against its API schema (APIDOC=file)
 	@internal/tools/schema '$(APIDOC)'

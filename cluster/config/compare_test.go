@@ -80,7 +80,10 @@ var compared = map[string]comparison{
 	},
 	"a document that says nothing": {"", "kind: A", []config.Change{{"A", "", config.Added, "", ""}}},
 	"two of one kind":              {"kind: A\nx: 1\n---\nkind: A\nx: 2", "kind: A\nx: 1\n---\nkind: A\nx: 3", []config.Change{{"A (2)", "x", config.Changed, "2", "3"}}},
-	"entries":                      {"certSANs: [a, b]", "certSANs: [b, c]", []config.Change{{"v1alpha1", "certSANs", config.Removed, "a", ""}, {"v1alpha1", "certSANs", config.Added, "", "c"}}},
+	"entries": {
+		"certSANs: [a, b]", "certSANs: [b, c]",
+		[]config.Change{{"v1alpha1", "certSANs", config.Removed, "a", ""}, {"v1alpha1", "certSANs", config.Added, "", "c"}},
+	},
 	"another order": {
 		"nameservers: [1.1.1.1, 8.8.8.8]", "nameservers: [8.8.8.8, 1.1.1.1, 9.9.9.9]",
 		[]config.Change{
@@ -108,8 +111,11 @@ var compared = map[string]comparison{
 	"nothing in an entry":   {"a: [{b: 1}]", "a: [{b: 1}, ~]", []config.Change{{"v1alpha1", "a[1]", config.Added, "", "null"}}},
 	"another kind of value": {"args: {v: a}", "args: {v: [a, b]}", []config.Change{{"v1alpha1", "args.v", config.Changed, "a", "[a, b]"}}},
 	"empty and absent":      {"a: {}", "b: []", []config.Change{{"v1alpha1", "a", config.Removed, "{}", ""}, {"v1alpha1", "b", config.Added, "", "[]"}}},
-	"a key with dots":       {"sysctls: {vm.swappiness: 1}", "sysctls: {vm.swappiness: 2}", []config.Change{{"v1alpha1", `sysctls["vm.swappiness"]`, config.Changed, "1", "2"}}},
-	"versions":              {"v: 1.10", "v: 1.1", []config.Change{{"v1alpha1", "v", config.Changed, "1.10", "1.1"}}},
+	"a key with dots": {
+		"sysctls: {vm.swappiness: 1}", "sysctls: {vm.swappiness: 2}",
+		[]config.Change{{"v1alpha1", `sysctls["vm.swappiness"]`, config.Changed, "1", "2"}},
+	},
+	"versions": {"v: 1.10", "v: 1.1", []config.Change{{"v1alpha1", "v", config.Changed, "1.10", "1.1"}}},
 	"escape sequences": {
 		"a: \"\\e[2J\\nx\"", "a: \"\\u202e\"",
 		[]config.Change{{"v1alpha1", "a", config.Changed, `"\x1b[2J\nx"`, `"\u202e"`}},

@@ -34,7 +34,6 @@ import (
 
 var (
 	many    = flag.Int("schedules.n", 0, "play so many schedules")
-	slice   = flag.Uint64("corpus.slice", 1, "play only every that-many-th case of the corpus, from schedules.seed on")
 	runSeed = flag.String("schedules.seed", "1", "of the run; its first schedule has the same")
 	first   = flag.Int("schedules.first", 0, "begin with that one of the run, from 0")
 	procs   = flag.Int("schedules.procs", runtime.GOMAXPROCS(0), "processes that play")
@@ -71,16 +70,12 @@ func playOne(t *testing.T, name string, c Case) (r Result) {
 	return r
 }
 
-func played(t *testing.T) (seed uint64, n int) {
-	if *many == 0 {
-		t.Skip("left to make schedules")
-	}
-	return must.Get(strconv.ParseUint(*runSeed, 0, 64))(t), *many
-}
-
 // TestSchedules plays random schedules, each in its own lab, in several processes.
 func TestSchedules(t *testing.T) {
-	seed, n := played(t)
+	seed, n := must.Get(strconv.ParseUint(*runSeed, 0, 64))(t), *many
+	if n == 0 {
+		t.Skip("left to make schedules")
+	}
 	if *child {
 		for i := *first; i < *first+n; i++ {
 			tell(playOne(t, fmt.Sprintf("%#x", Seed(seed, i)), Draw(Seed(seed, i))))
@@ -253,11 +248,10 @@ func TestReplay(t *testing.T) {
 
 // TestCorpus plays cases that failed in the past.
 func TestCorpus(t *testing.T) {
-	seed, _ := played(t)
-	for i, entry := range corpus(t) {
-		if (uint64(i)+seed)%*slice != 0 {
-			continue
-		}
+	if *many == 0 {
+		t.Skip("left to make schedules")
+	}
+	for _, entry := range corpus(t) {
 		t.Run(entry.name, func(t *testing.T) {
 			t.Parallel()
 			synctest.Test(t, func(t *testing.T) {

@@ -6,14 +6,12 @@
 //
 // They are the tests that use testing.Short, or a function that does. With -list it
 // prints a line for each of them, with all that is between; with -names the package and
-// the name of each, for testsummary -later. With -slice=n it has every n-th test, and -seed chooses which: n seeds in a
-// row choose all.
+// the name of each, for testsummary -later.
 package main
 
 import (
 	"flag"
 	"fmt"
-	"hash/crc32"
 	"io"
 	"os"
 	"slices"
@@ -27,15 +25,10 @@ func run(args []string, stdout, stderr io.Writer) int {
 	flags.SetOutput(stderr)
 	list := flags.Bool("list", false, "print a line for each test, with how it comes to use testing.Short")
 	names := flags.Bool("names", false, "print a line for each test: its package and its name")
-	slice := flags.Uint64("slice", 1, "only every that-many-th test")
-	seed := flags.Uint64("seed", 1, "chooses which of them")
 	if err := flags.Parse(args); err != nil {
 		return 3
 	}
 	tests, err := find(flags.Args()...)
-	tests = slices.DeleteFunc(tests, func(t test) bool {
-		return (uint64(crc32.ChecksumIEEE([]byte(t.name)))+*seed)%*slice != 0
-	})
 	if err == nil && len(tests) == 0 && !*names {
 		err = fmt.Errorf("no test of %s uses %s", strings.Join(flags.Args(), " "), short)
 	}
