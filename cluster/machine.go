@@ -47,6 +47,7 @@ type Machine struct {
 // MachineStanding says which machine answers, and which stage it has reached.
 type MachineStanding struct {
 	UUID  string // SMBIOS UUID, lower-case
+	SKU   string // SMBIOS SKU number: see VM.Proof
 	Stage string // "maintenance", "installing", "booting", "running", …
 	Ready bool
 	Unmet []string // conditions that keep it from being ready
@@ -75,6 +76,29 @@ type MachineIdentity struct{ UUID, Nodename string }
 type BlankMachine struct {
 	Machine
 	Fingerprint string // of the certificate that it presented, as talosctl apply-config --cert-fingerprint takes it
+}
+
+// Proof is what a machine in maintenance mode shows on the connection over which it gets its configuration. UUIDs and serials can be
+// guessed, or read by others; the value that recast wrote into its VM before it started it can't.
+type Proof struct {
+	UUID      string
+	SKU       string   // see VM.Proof; "": a person has to confirm its certificate
+	Confirmed []string // fingerprints of certificates, as in BlankMachine
+}
+
+// Check refuses a machine that does not show it. Without a value of ours, and without a fingerprint, no machine passes.
+func (p Proof) Check(uuid, sku, fingerprint string) error {
+	switch {
+	case p.UUID == "" || uuid != strings.ToLower(p.UUID):
+		return fault.UUIDMismatch.Refusedf("the machine has UUID %q, not %q: nothing was applied", uuid, p.UUID)
+	case p.SKU != "" && sku != p.SKU:
+		return fault.WithHint(fault.UUIDMismatch.Refusedf("the machine has the UUID of the VM, but not the SKU number that recast wrote into the VM's SMBIOS before it started it: nothing was applied"),
+			"another machine answers at its address, or the VM was started anew in between: see its console; stop it, and run the same command again, which starts it with another value")
+	case p.SKU == "" && !slices.Contains(p.Confirmed, fingerprint):
+		return fault.WithHint(fault.UUIDMismatch.Refusedf("the machine shows a certificate with the fingerprint %s, which nobody has confirmed: nothing was applied", fingerprint),
+			"its console shows the fingerprint of its certificate: if it is the same, run the same command again with --maintenance-fingerprint %s", fingerprint)
+	}
+	return nil
 }
 
 // StandsIn is the beginning of the text of Standing.

@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"context"
+	"encoding/base64"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -300,4 +301,51 @@ func TestGateNames(t *testing.T) {
 	for want, g := range cases {
 		must.Equal(t, "gate", want, g.String())
 	}
+}
+
+// TestProof: a machine gets a configuration only with the value that recast wrote, or with a certificate that a person has confirmed.
+func TestProof(t *testing.T) {
+	t.Parallel()
+	ours, shown := "recast0123456789abcdef0123456789abcdef", "shown"
+	type row struct {
+		who       Proof
+		uuid, sku string
+		refused   string
+	}
+	must.Each(t, map[string]row{
+		"the VM":                 {Proof{UUID: "U", SKU: ours}, "u", ours, ""},
+		"another UUID":           {Proof{UUID: "v", SKU: ours}, "u", ours, "the machine has UUID"},
+		"no UUID to go by":       {Proof{SKU: ours}, "", ours, "the machine has UUID"},
+		"no SKU number":          {Proof{UUID: "u", SKU: ours}, "u", "", "not the SKU number"},
+		"another one":            {Proof{UUID: "u", SKU: ours, Confirmed: []string{shown}}, "u", "mine", "not the SKU number"},
+		"confirmed":              {Proof{UUID: "u", Confirmed: []string{"x", shown}}, "u", "mine", ""},
+		"not confirmed":          {Proof{UUID: "u", Confirmed: []string{"x"}}, "u", "", "nobody has confirmed"},
+		"nothing to be known by": {Proof{UUID: "u"}, "u", "", "nobody has confirmed"},
+	}, func(t *testing.T, tc row) {
+		err := tc.who.Check(tc.uuid, tc.sku, shown)
+		must.Hold(t, (err == nil) == (tc.refused == "") && (err == nil || strings.Contains(err.Error(), tc.refused)), "%v", err)
+	})
+}
+
+// TestProofOfAVM: recast's own SKU number is new each time, in the form in which the others are; a person's stays.
+func TestProofOfAVM(t *testing.T) {
+	t.Parallel()
+	type row struct {
+		smbios string
+		own    bool
+	}
+	must.Each(t, map[string]row{
+		"none":             {"uuid=u", false},
+		"ours":             {"uuid=u,sku=recast0123456789abcdef0123456789abcdef,family=f", false},
+		"a person's":       {"uuid=u,sku=mine", true},
+		"base64":           {"base64=1,uuid=u,serial=" + base64.StdEncoding.EncodeToString([]byte("ds=nocloud")), false},
+		"theirs in base64": {"base64=1,sku=" + base64.StdEncoding.EncodeToString([]byte("mine")) + ",uuid=u", true},
+	}, func(t *testing.T, tc row) {
+		vm := VM{Config: map[string]string{"smbios1": tc.smbios}}
+		must.Equal(t, "a person's", tc.own, vm.OwnSKU())
+		was := vm.Proof()
+		vm.Config["smbios1"] = vm.WithProof()
+		must.Hold(t, vm.Proof() != "" && vm.Proof() != was && vm.UUID() == "u" && !vm.OwnSKU() && strings.Count(vm.Config["smbios1"], "sku=") == 1, "%v", vm.Config)
+		must.Equal(t, "serial", map[bool]string{true: "ds=nocloud"}[strings.Contains(tc.smbios, "serial")], vm.SMBIOS("serial"))
+	})
 }

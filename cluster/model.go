@@ -3,9 +3,13 @@
 package cluster
 
 import (
+	"crypto/rand"
+	"encoding/base64"
+	"encoding/hex"
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -35,6 +39,44 @@ type VM struct {
 
 // UUID is the SMBIOS UUID, lower-case; "" if the configuration has none.
 func (vm VM) UUID() string { return strings.ToLower(option(vm.Config["smbios1"], "uuid")) }
+
+// SMBIOS returns another value of smbios1, which may be in base64 (qemu-server, PVE/QemuServer.pm, pve-qm-smbios1).
+func (vm VM) SMBIOS(name string) string {
+	value := option(vm.Config["smbios1"], name)
+	if option(vm.Config["smbios1"], "base64") == "1" {
+		if b, err := base64.StdEncoding.DecodeString(value); err == nil {
+			return string(b)
+		}
+	}
+	return value
+}
+
+// proofPattern has only characters of base64, as Proxmox demands of a SKU number.
+var proofPattern = regexp.MustCompile(`^recast[0-9a-f]{32}$`)
+
+// Proof returns the SKU number in the VM's SMBIOS if recast wrote it: a machine that shows it is this VM. "": it has none, or
+// another one, which OwnSKU reports.
+func (vm VM) Proof() string {
+	if sku := vm.SMBIOS("sku"); proofPattern.MatchString(sku) {
+		return sku
+	}
+	return ""
+}
+
+// OwnSKU reports whether a person gave the VM a SKU number, which recast leaves alone.
+func (vm VM) OwnSKU() bool { return vm.Proof() == "" && vm.SMBIOS("sku") != "" }
+
+// WithProof returns the VM's smbios1 with a new random Proof.
+func (vm VM) WithProof() string {
+	random := make([]byte, 16)
+	_, _ = rand.Read(random) // never fails
+	sku := "recast" + hex.EncodeToString(random)
+	if option(vm.Config["smbios1"], "base64") == "1" {
+		sku = base64.StdEncoding.EncodeToString([]byte(sku))
+	}
+	others := slices.DeleteFunc(strings.Split(vm.Config["smbios1"], ","), func(o string) bool { return strings.HasPrefix(o, "sku=") })
+	return strings.Join(append(others, "sku="+sku), ",")
+}
 
 func (vm VM) String() string { return fmt.Sprintf("VM %d %q on %s", vm.ID, vm.Name, vm.Host) }
 
@@ -142,6 +184,31 @@ type EtcdMember struct {
 	Name    string // the machine's hostname
 	Peers   []string
 	Learner bool
+}
+
+// Of is IsMember of the member's name.
+func (m EtcdMember) Of(node string) bool { return IsMember(m.Name, node) }
+
+// IsMember reports whether a member with that name is that of the machine whose Node is named node. Talos names a member by
+// its machine's hostname, without the domain (controllers/etcd/spec.go). The Node has what Kubernetes allows of the hostname
+// (controllers/k8s/internal/nodename), and the domain, too, with machine.kubelet.registerWithFQDN (controllers/k8s/nodename.go).
+func IsMember(name, node string) bool {
+	name = strings.Trim(strings.Map(func(r rune) rune {
+		switch {
+		case r == '_':
+			return '-'
+		case r == '-' || r == '.' || r >= '0' && r <= '9' || r >= 'a' && r <= 'z':
+			return r
+		}
+		return -1
+	}, strings.ToLower(name)), "-.")
+	return name == node || name == ShortName(node)
+}
+
+// ShortName returns the name of a Node without its domain.
+func ShortName(node string) string {
+	short, _, _ := strings.Cut(node, ".")
+	return short
 }
 
 // EtcdStatus is what one member says about itself.

@@ -281,8 +281,9 @@ type Configurer interface {
 // Maintenance talks to machines that have no configuration yet, without credentials.
 type Maintenance interface {
 	MaintenanceReader
-	// ApplyConfig hands the machine its first configuration. It refuses unless the machine that answers has this UUID.
-	ApplyConfig(ctx context.Context, addr netip.Addr, uuid string, config Secret) error
+	// ApplyConfig hands the machine its first configuration. It refuses unless the machine that answers proves, on the same
+	// connection, who it is.
+	ApplyConfig(ctx context.Context, addr netip.Addr, who Proof, config Secret) error
 }
 
 // MaintenanceReader reads machines without a configuration, and configurations. It changes nothing.
@@ -483,7 +484,7 @@ type Lease struct {
 
 // Address is the node's address, as etcd's peers may use a separate network, or else that in its peer URLs.
 func (m EtcdMember) Address(known []Endpoint) (netip.Addr, error) {
-	if e, is := Find(known, func(e Endpoint) bool { return e.Node == m.Name }); is {
+	if e, is := Find(known, func(e Endpoint) bool { return m.Of(e.Node) }); is {
 		return e.Addr, nil
 	}
 	for _, peer := range m.Peers {

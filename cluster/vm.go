@@ -623,10 +623,30 @@ func RequireQuorum(ctx context.Context, px HostReader) error {
 
 // ForeignBridges lists the networks of a VM other than the hosts' own bridges.
 func ForeignBridges(vm VM) (out []string) {
+	foreign := Where(vm.NICs(), func(n NIC) bool { return !LocalBridge(n.Bridge) })
+	return Each(foreign, func(n NIC) string { return n.Bridge })
+}
+
+// NIC is a network card of a VM that is connected to a bridge.
+type NIC struct {
+	Bridge, Tag string // Tag is the VLAN; "": none
+	Filtered    bool   // Proxmox' firewall sees what it sends
+}
+
+// Network names what the card is connected to: "vmbr0", "vmbr0 with VLAN 20".
+func (n NIC) Network() string {
+	if n.Tag == "" {
+		return n.Bridge
+	}
+	return n.Bridge + " with VLAN " + n.Tag
+}
+
+// NICs are the VM's connected network cards, by key.
+func (vm VM) NICs() (out []NIC) {
 	for _, key := range slices.Sorted(maps.Keys(vm.Config)) {
-		bridge := Disk{Options: strings.Split(vm.Config[key], ",")}.Option("bridge")
-		if strings.TrimRight(key, "0123456789") == "net" && bridge != "" && !LocalBridge(bridge) {
-			out = append(out, bridge)
+		card := Disk{Options: strings.Split(vm.Config[key], ",")}
+		if bridge := card.Option("bridge"); strings.TrimRight(key, "0123456789") == "net" && bridge != "" {
+			out = append(out, NIC{bridge, card.Option("tag"), card.Flag("firewall")})
 		}
 	}
 	return out

@@ -396,7 +396,7 @@ func ReadSnapshot(ctx context.Context, o RestoreOptions) (etcd.Snapshot, error) 
 		return snap, fault.As(fault.Config, err)
 	case err != nil:
 		return snap, fault.WithHint(fault.EtcdSnapshot.Refusedf("%s: %w", o.File, err), "use another one; --copied accepts a copy of member/snap/db, which has no checksum")
-	case !slices.Contains(snap.Members, o.Node):
+	case !slices.ContainsFunc(snap.Members, func(m string) bool { return cluster.IsMember(m, o.Node) }):
 		return snap, fault.WithHint(fault.EtcdSnapshot.Refusedf("%s is from an etcd with the members %s: %s is not one of them", o.File, strings.Join(snap.Members, ", "), o.Node),
 			"is it a snapshot of another cluster? Its keys would not match this cluster's machines")
 	}
@@ -406,7 +406,12 @@ func ReadSnapshot(ctx context.Context, o RestoreOptions) (etcd.Snapshot, error) 
 // elsewhere warns about a snapshot that may be from another cluster: its member with the node's name had another
 // address.
 func elsewhere(rep RestoreReport) []string {
-	peers := rep.Snapshot.Peers[rep.Node]
+	var peers []string
+	for name, at := range rep.Snapshot.Peers {
+		if cluster.IsMember(name, rep.Node) {
+			peers = at
+		}
+	}
 	for _, peer := range peers {
 		if u, err := url.Parse(peer); err == nil && u.Hostname() == rep.Addr.String() {
 			return nil

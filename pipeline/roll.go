@@ -386,7 +386,8 @@ func (w *work) roller(id string, j *journal.Journal, past cluster.History) *roll
 		},
 		Rehearser: rehearser, Files: m.Files, Objects: m.Objects, Commands: m.Commands,
 		DrainForce: r.Drain.Force, DrainDeletes: r.Drain.OnTimeout == "delete",
-		BootFailure: cluster.BootFailure(r.BootFailure), SnapshotDir: r.EtcdSnapshot, Rebuild: w.o.Rebuild, History: past,
+		Fingerprints: slices.Concat(w.o.Policy.Fingerprints, w.rep.Plan.Fingerprints),
+		BootFailure:  cluster.BootFailure(r.BootFailure), SnapshotDir: r.EtcdSnapshot, Rebuild: w.o.Rebuild, History: past,
 		MachineConfig: m.MachineConfig, Hooked: w.hooked, VMIDs: w.VMIDs(), ParkingIDs: parkingIDs(w.Project),
 	}
 }

@@ -232,6 +232,8 @@ type Plan struct {
 	Hash string `json:"hash"`
 	// ConfigMap that has it as plan.json, and the files that it is of.
 	ConfigMap string `json:"configMap"`
+	// SHA-256 of plan.json and of those files, recast.lock among them. A roll runs them as they were then, or not at all.
+	Contents string `json:"contents,omitempty"`
 	// Commit, digest or hash of the files.
 	Revision string `json:"revision,omitempty"`
 	// Nodes that are rolled.
@@ -658,6 +660,8 @@ type Check struct {
 	Files string `json:"files,omitempty"`
 	// Hash of what recast.lock pins.
 	Lock string `json:"lock,omitempty"`
+	// SHA-256 of the recast.lock that is kept, with lock: Update. A kept lock with another one is not used.
+	KeptLock string `json:"keptLock,omitempty"`
 	// recast's exit code: 0 in sync, 2 drift, else the check has failed.
 	// +optional
 	ExitCode int32 `json:"exitCode"`

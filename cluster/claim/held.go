@@ -487,8 +487,8 @@ type guardedMaintenance struct {
 	held        *Held
 }
 
-func (g guardedMaintenance) ApplyConfig(ctx context.Context, addr netip.Addr, uuid string, config cluster.Secret) error {
-	return g.held.Write(ctx, func(ctx context.Context) error { return g.maintenance.ApplyConfig(ctx, addr, uuid, config) })
+func (g guardedMaintenance) ApplyConfig(ctx context.Context, addr netip.Addr, who cluster.Proof, config cluster.Secret) error {
+	return g.held.Write(ctx, func(ctx context.Context) error { return g.maintenance.ApplyConfig(ctx, addr, who, config) })
 }
 
 // GuardKube returns a Kube that checks before every change that the claim is still ours.

@@ -345,6 +345,9 @@ func shortened(set map[string]string) map[string]string {
 	if strings.Contains(set["description"], parking.RecordMark) {
 		set["description"] = "record"
 	}
+	if (cluster.VM{Config: set}).Proof() != "" {
+		set["smbios1"] = "proof"
+	}
 	return set
 }
 
@@ -433,6 +436,7 @@ func (p *Proxmox) RemoveHA(_ context.Context, id cluster.VMID) error {
 }
 
 func (p *Proxmox) Start(_ context.Context, vm cluster.VM) error {
+	vm.Digest = p.Guests[vm.ID].Digest // Proxmox starts it whatever its configuration
 	return p.do("Start", vm, "start %d", vm.ID)
 }
 

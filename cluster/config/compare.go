@@ -46,6 +46,11 @@ func (c Change) OfKubernetesVersion() bool {
 	return repository(cmp.Or(c.Found, usual)) == repository(cmp.Or(c.Wanted, usual))
 }
 
+// OfHostname says whether only the document differs that names the machine, or how that says it: recast sets the hostname itself.
+func (c Change) OfHostname() bool {
+	return c.Document == "HostnameConfig" || c.Document == MainDocument && c.Path == "machine.network.hostname"
+}
+
 func repository(image string) string {
 	name, _, _ := strings.Cut(image, "@")
 	if colon := strings.LastIndex(name, ":"); colon > strings.LastIndex(name, "/") {

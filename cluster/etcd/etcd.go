@@ -574,18 +574,18 @@ func (v View) Fit() (fit []cluster.EtcdMember, err error) {
 func (v View) Has(e cluster.Endpoint) bool {
 	return slices.ContainsFunc(v.Members, func(m cluster.EtcdMember) bool {
 		addr, err := m.Address(nil)
-		return m.Name == e.Node || m.Name == "" && err == nil && addr == e.Addr
+		return m.Of(e.Node) || m.Name == "" && err == nil && addr == e.Addr
 	})
 }
 
-// Member finds a machine's one member; of two with its name, Talos would remove the wrong one when it joins again.
-func (v View) Member(name string) (m cluster.EtcdMember, found bool, err error) {
+// Member finds a node's one member; of two with its name, Talos would remove the wrong one when the node joins again.
+func (v View) Member(node string) (m cluster.EtcdMember, found bool, err error) {
 	for _, o := range v.Members {
-		if o.Name != name {
+		if !o.Of(node) {
 			continue
 		}
 		if found {
-			return m, true, fault.WithHint(fault.EtcdUnhealthy.Refusedf("etcd has two members named %s: %x and %x", name, m.ID, o.ID),
+			return m, true, fault.WithHint(fault.EtcdUnhealthy.Refusedf("etcd has two members named %s: %x and %x", o.Name, m.ID, o.ID),
 				"give every machine a hostname of its own: Talos removes the member of its name when a machine joins again")
 		}
 		m, found = o, true
@@ -593,9 +593,9 @@ func (v View) Member(name string) (m cluster.EtcdMember, found bool, err error) 
 	return m, found, nil
 }
 
-// Names lists the members except those named in without.
+// Names lists the members except those of the nodes in without.
 func (v View) Names(without ...string) string {
-	of := cluster.Where(v.Members, func(m cluster.EtcdMember) bool { return !slices.Contains(without, m.Name) })
+	of := cluster.Where(v.Members, func(m cluster.EtcdMember) bool { return !slices.ContainsFunc(without, m.Of) })
 	out := cluster.Each(of, func(m cluster.EtcdMember) string { return m.Label() })
 	return words.OrNone(strings.Join(out, ", "))
 }
@@ -609,13 +609,13 @@ func (v View) SilentOr(refusal error, wrong []string) error {
 	return &cluster.SilentError{Err: refusal}
 }
 
-// Unhealthy lists the problems of every member but the one named except.
+// Unhealthy lists the problems of every member but that of the node except.
 func (v View) Unhealthy(except string) []string {
 	var out []string
 	leaders := map[uint64][]string{} // members by the leader that they follow
 	seen := map[string]bool{}
 	for _, m := range v.Members {
-		if m.Name == except {
+		if m.Of(except) {
 			continue
 		}
 		s, err := v.Statuses[m.ID], v.Errs[m.ID]
@@ -656,7 +656,7 @@ func (v View) skew(except string) []string {
 	var oldest, newest cluster.EtcdStatus
 	for _, m := range v.Members {
 		s := v.Statuses[m.ID]
-		if m.Name == except || s.Version == "" {
+		if m.Of(except) || s.Version == "" {
 			continue
 		}
 		if oldest.Version == "" || slices.Compare(versionOf(s), versionOf(oldest)) < 0 {
@@ -690,7 +690,7 @@ func Look(ctx context.Context, talos cluster.EtcdReader, ask []cluster.Endpoint,
 		return v, errors.Join(append(errs, errors.New("no control plane says who the members of etcd are"))...)
 	}
 	for _, m := range v.Members {
-		if slices.Contains(without, m.Name) {
+		if slices.ContainsFunc(without, m.Of) {
 			continue
 		}
 		addr, err := m.Address(ask)

@@ -468,7 +468,8 @@ func CompareConfigs(m cluster.Maintenance, has cluster.Configs, file cluster.Sec
 	if err := errors.Join(errFound, errWanted); err != nil {
 		return cluster.FoundFile{}, err
 	}
-	f := cluster.FoundFile{ConfigFile: cluster.ConfigFile{Changes: slices.DeleteFunc(config.Compare(found, docs), config.Change.OfKubernetesVersion), Pending: !has.Same()}}
+	f := cluster.FoundFile{ConfigFile: cluster.ConfigFile{Changes: config.Compare(found, docs), Pending: !has.Same()}}
+	f.Changes = slices.DeleteFunc(f.Changes, func(c config.Change) bool { return c.OfKubernetesVersion() || c.OfHostname() })
 	if !f.Differs() {
 		return f, nil
 	}

@@ -173,6 +173,9 @@ func (f Found) settled(w cluster.Wanted, past cluster.History) bool {
 }
 
 func ReadMachine(ctx context.Context, src Sources, read machineRead, w cluster.Wanted, f *Found) {
+	if f.Unmatched {
+		return // which machine is the node's is not known
+	}
 	if !f.Addr.IsValid() {
 		f.Errs = append(f.Errs, NoAddress(f.Name))
 		return
@@ -255,8 +258,8 @@ func observeMatched(ctx context.Context, src Sources, wanted []cluster.Wanted) (
 	var problems []error
 	for i, w := range wanted {
 		f, err := MatchNodes(w, &o, members)
-		if err != nil {
-			problems = append(problems, err)
+		if err != nil { // the other nodes are read all the same
+			f.Unmatched, f.Errs = true, append(f.Errs, err)
 		}
 		o.Found[i] = f
 	}

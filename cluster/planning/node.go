@@ -262,6 +262,10 @@ func planApplyConfig(n *NodePlan, o observe.Observation, p Policy) {
 	}
 	if file := n.Found.File; len(file.Reboot) == 0 {
 		n.Why += "; it needs no reboot"
+		if made := formatted(file.Changes); len(made) > 0 {
+			n.Notes = append(n.Notes, fmt.Sprintf("Talos makes and formats %s at once: if %s is not healthy then, it takes its configuration back, but not that",
+				strings.Join(made, ", "), n.Node))
+		}
 	} else {
 		n.Why += "; it needs a reboot for " + strings.Join(file.Reboot, ", ")
 		c := strategy.Candidate{Wanted: n.Wanted, VM: *n.Found.VM, Machine: *n.Found.Machine, Found: n.Found, Observation: o}
@@ -271,6 +275,20 @@ func planApplyConfig(n *NodePlan, o observe.Observation, p Policy) {
 		refused, warn := strategy.EtcdRules(len(o.ControlPlanes()), false, false, cluster.ApplyConfig, p.AcceptOutage)
 		n.Refused, n.Notes = append(n.Refused, refused...), append(n.Notes, warn...)
 	}
+}
+
+// formatted lists the documents that changes add and for which Talos formats disks (siderolabs/talos v1.14.1,
+// pkg/machinery/config/types/block and …/storage).
+func formatted(changes []config.Change) (documents []string) {
+	for _, c := range changes {
+		switch kind, _, _ := strings.Cut(c.Document, " "); kind {
+		case "VolumeConfig", "UserVolumeConfig", "RawVolumeConfig", "SwapVolumeConfig", "LVMVolumeGroupConfig", "LVMLogicalVolumeConfig", "RAIDArrayConfig":
+			if c.Kind == config.Added && c.Path == "" {
+				documents = append(documents, c.Document)
+			}
+		}
+	}
+	return documents
 }
 
 // staysUp says whether the node gets only what needs no reboot.

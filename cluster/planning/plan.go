@@ -30,18 +30,25 @@ import (
 )
 
 // New decides what to do about every wanted node, from what was observed and nothing else. It fails for an unknown node
-// name, or an unread node; unless something is unfinished, as all is planned again after that.
+// name, or an unread node; unless something is unfinished, as all is planned again after that. If it is not known which
+// VM is a node's, that node is refused, and the plan of the others is returned with the error.
 func New(cluster string, wanted []cluster.Wanted, o observe.Observation, past cluster.History, p Policy) (Plan, error) {
-	plan := Plan{Cluster: cluster, MaxUnavailable: p.maxUnavailable(wanted, o), PerHost: max(1, p.PerHost), WorkersBeside: p.WorkersBeside, AcceptOutage: p.AcceptOutage, What: p.What, Bootstrap: p.Bootstrap, ControlPlanes: o.ControlPlanes(), Heed: p.Heed(wanted)}
+	plan := Plan{Cluster: cluster, MaxUnavailable: p.maxUnavailable(wanted, o), PerHost: max(1, p.PerHost), WorkersBeside: p.WorkersBeside, AcceptOutage: p.AcceptOutage, Fingerprints: p.Fingerprints, What: p.What, Bootstrap: p.Bootstrap, ControlPlanes: o.ControlPlanes(), Heed: p.Heed(wanted)}
 	if err := errors.Join(p.Check(wanted), p.checkLabels(wanted, o), p.againstRebuild(o)); err != nil {
 		return Plan{}, err
 	}
-	var unread []error
+	var unread, unmatched []error
 	for i, w := range wanted {
 		if !p.considers(w, o.Found[i]) {
 			continue
 		}
 		n := ForNode(w, o.Found[i], o, past, p)
+		if f := o.Found[i]; f.Unmatched {
+			unmatched = append(unmatched, f.Errs...)
+			for _, err := range f.Errs {
+				n.Refused = append(n.Refused, err.Error())
+			}
+		}
 		if o.Found[i].Open() {
 			n.AskLosses()
 		}
@@ -49,7 +56,7 @@ func New(cluster string, wanted []cluster.Wanted, o observe.Observation, past cl
 		if n.Resume {
 			plan.Run = cmp.Or(plan.Run, n.Run)
 		}
-		if f := o.Found[i]; f.Machine == nil && !n.Resume && !f.Away && f.Absent == nil && o.Rebuild == "" {
+		if f := o.Found[i]; f.Machine == nil && !n.Resume && !f.Away && f.Absent == nil && !f.Unmatched && o.Rebuild == "" {
 			unread = append(unread, o.Unread(w, o.Found[i]))
 		}
 		plan.Nodes = append(plan.Nodes, n)
@@ -81,7 +88,7 @@ func New(cluster string, wanted []cluster.Wanted, o observe.Observation, past cl
 	}
 	plan.Kubernetes = o.KubernetesOrder()
 	against.rehearse(p.Rehearse)
-	return plan, nil
+	return plan, errors.Join(unmatched...)
 }
 
 // NodePlan is what happens to one node.
@@ -171,6 +178,8 @@ type Plan struct {
 	Config  string `json:"config,omitempty"`  // hash of recast.yaml
 	// AcceptOutage says that the outage of etcd with two control planes was accepted.
 	AcceptOutage bool `json:"acceptOutage,omitempty"`
+	// Fingerprints are those of certificates in maintenance mode that a person has confirmed.
+	Fingerprints []string `json:"maintenanceFingerprints,omitempty"`
 	// What names the parts that are rolled; empty: all that is not as wanted.
 	What []What `json:"what,omitempty"`
 
@@ -306,7 +315,7 @@ func ForNode(w cluster.Wanted, f observe.Found, o observe.Observation, past clus
 		planCreate(&n, o)
 	case f.Unfinished() && planReboot(&n, o):
 	case f.Blank != nil:
-		planInstallReset(&n, o)
+		planInstallReset(&n, o, p)
 	case f.Machine == nil:
 		n.Why = "it could not be read"
 	case !n.Drift.Rollable():
@@ -525,7 +534,7 @@ func (p Plan) Follow(saved Plan, begun bool) (Plan, error) {
 // Policy returns the policy that makes a saved plan again, for the nodes in it.
 func (p Plan) Policy() Policy {
 	names := cluster.Each(p.Nodes, func(n NodePlan) string { return n.Node })
-	return Policy{AcceptOutage: p.AcceptOutage, What: p.What, Exactly: true, Only: names}
+	return Policy{AcceptOutage: p.AcceptOutage, Fingerprints: p.Fingerprints, What: p.What, Exactly: true, Only: names}
 }
 
 // RunSuffix ends the IDs of the runs that execute this plan: Proxmox and the journal identify them by it.

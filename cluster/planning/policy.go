@@ -115,7 +115,7 @@ func (p Policy) picks(node string, f observe.Found) bool {
 
 // planInstallReset gives a machine that was reset its configuration back. Nothing is installed and no disk is changed:
 // its system is still there, so Talos ignores the install disk of the configuration (v1alpha1_state.go, Installed).
-func planInstallReset(n *NodePlan, o observe.Observation) {
+func planInstallReset(n *NodePlan, o observe.Observation, p Policy) {
 	f := n.Found
 	if f.Blank.Installable() || !f.ConfigKnown {
 		n.Why = "it could not be read"
@@ -126,7 +126,13 @@ func planInstallReset(n *NodePlan, o observe.Observation) {
 	}
 	n.Resume, n.Strategy, n.EtcdKept = true, cluster.InstallReset, true
 	n.Why = "it is in maintenance mode: it gets its configuration back, then everything is checked again"
-	n.Notes = []string{fmt.Sprintf("the configuration goes to who answers at %s with the VM's UUID: its certificate's fingerprint is %s", f.Addr, f.Blank.Fingerprint)}
+	who := cluster.Proof{UUID: f.Blank.UUID, Confirmed: p.Fingerprints}
+	if f.VM != nil {
+		who.SKU = f.VM.Proof()
+	}
+	if err := who.Check(f.Blank.UUID, f.Blank.SKU, f.Blank.Fingerprint); err != nil {
+		n.Refused = append(n.Refused, fmt.Sprintf("%v (%s)", err, strings.Join(fault.Hints(err), "; ")))
+	}
 	n.Notes = append(n.Notes, f.FileHardlyCompared()...)
 	if f.VM != nil {
 		c := strategy.Candidate{Wanted: n.Wanted, VM: *f.VM, Found: f, Observation: o}
@@ -233,6 +239,7 @@ type Policy struct {
 	Exclude        []string
 	Labels         cluster.Selector // of their Nodes
 	BootFailure    cluster.BootFailure
+	Fingerprints   []string       // of certificates in maintenance mode that a person has confirmed: see cluster.Proof
 	Reboot         cluster.Reboot // after upgrades in place; "": by kexec
 	DrainDeletes   bool           // delete pods whose eviction is still refused at the end of a drain
 	IgnoreNodes    []string       // nodes whose Nodes may be not Ready

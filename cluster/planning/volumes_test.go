@@ -254,18 +254,25 @@ func TestAResetMachinesVolumes(t *testing.T) {
 	t.Parallel()
 	_, o := paused(nil)
 	f := o.Found[1]
-	f.Blank = &cluster.BlankMachine{Machine: cluster.Machine{SystemDisk: "sda", Volumes: []cluster.Volume{
+	f.Blank = &cluster.BlankMachine{Fingerprint: "shown", Machine: cluster.Machine{MachineStanding: cluster.MachineStanding{UUID: "u"}, SystemDisk: "sda", Volumes: []cluster.Volume{
 		{Disk: "sda", Label: "EPHEMERAL"}, {Disk: "sdb", Label: "u-data"}, {Disk: "sdb", Label: "ETCD"}, {Disk: "sdb", Label: "s-swap"}, {Disk: "sdc", Label: "mine"},
 	}}}
 	f.Machine, f.ConfigKnown = nil, true
 	f.File = &cluster.FoundFile{Role: cluster.Worker, Volumes: []cluster.ConfigVolume{{ID: "ETCD", Type: cluster.DirectoryVolume}}}
-	n := ForNode(cluster.Wanted{Name: "wk1"}, f, o, clustertest.Past, Policy{})
+	n := ForNode(cluster.Wanted{Name: "wk1"}, f, o, clustertest.Past, Policy{Fingerprints: []string{"shown"}})
 	if all := strings.Join(n.Refused, "\n"); n.Strategy != cluster.InstallReset || len(n.Refused) != 2 || !strings.Contains(all, "lacks UserVolumeConfig data, whose volume is on the disk sdb") || !strings.Contains(all, "lacks VolumeConfig ETCD") {
 		t.Errorf("%s: %q", n.Strategy, n.Refused)
 	}
 	f.File.Volumes = []cluster.ConfigVolume{{ID: "ETCD", Type: cluster.PartitionVolume}, {ID: "u-data", Type: cluster.PartitionVolume}}
-	if n = ForNode(cluster.Wanted{Name: "wk1"}, f, o, clustertest.Past, Policy{}); len(n.Refused) > 0 {
+	if n = ForNode(cluster.Wanted{Name: "wk1"}, f, o, clustertest.Past, Policy{Fingerprints: []string{"shown"}}); len(n.Refused) > 0 {
 		t.Errorf("a file with both: %q", n.Refused)
+	}
+	for sku, refused := range map[string]string{"": "which nobody has confirmed", "recast" + strings.Repeat("0", 32): "not the SKU number that recast wrote"} {
+		vm := cluster.VM{Config: map[string]string{"smbios1": "uuid=u,sku=" + sku}}
+		f.VM = &vm
+		if n = ForNode(cluster.Wanted{Name: "wk1"}, f, o, clustertest.Past, Policy{}); !strings.Contains(strings.Join(n.Refused, "\n"), refused) {
+			t.Errorf("a machine that does not prove to be the VM with SKU %q: %q", sku, n.Refused)
+		}
 	}
 }
 
@@ -698,4 +705,22 @@ func TestGiveUp(t *testing.T) {
 			t.Errorf("%s\nwant %q", got, c.want)
 		}
 	})
+}
+
+// TestWhatATrialCannotTakeBack: a plan whose configuration needs no reboot names what Talos formats for it.
+func TestWhatATrialCannotTakeBack(t *testing.T) {
+	t.Parallel()
+	added := func(document string) config.Change { return config.Change{Document: document, Kind: config.Added} }
+	removed := config.Change{Document: "UserVolumeConfig old", Kind: config.Removed}
+	grown := config.Change{Document: "UserVolumeConfig data", Path: "provisioning.maxSize", Kind: config.Changed, Found: "1GB", Wanted: "2GB"}
+	for want, changes := range map[string][]config.Change{
+		"": {added("HostnameConfig"), removed, grown},
+		"Talos makes and formats UserVolumeConfig data, RAIDArrayConfig md0 at once: if wk1 is not healthy then, it takes its configuration back, but not that": {
+			added("UserVolumeConfig data"), added("RAIDArrayConfig md0"), removed,
+		},
+	} {
+		n := NodePlan{Node: "wk1", Found: observe.Found{File: &cluster.FoundFile{ConfigFile: cluster.ConfigFile{Changes: changes}}}}
+		planApplyConfig(&n, observe.Observation{}, Policy{})
+		must.Equal(t, "notes", want, strings.Join(n.Notes, "\n"))
+	}
 }

@@ -47,7 +47,7 @@ func (n *node) otherMachine(uuid string) error {
 		"another machine has the address of %s: see who has that lease, or whether it is a virtual address; nothing was done to it", n.Plan.Node)
 }
 
-func (n *node) applyToBlank(ctx context.Context, disk cluster.MachineDisk, kubernetes cluster.KubernetesImages) error {
+func (n *node) applyToBlank(ctx context.Context, who cluster.Proof, disk cluster.MachineDisk, kubernetes cluster.KubernetesImages) error {
 	config, err := n.config.read(ctx)
 	if err != nil {
 		return err
@@ -59,7 +59,7 @@ func (n *node) applyToBlank(ctx context.Context, disk cluster.MachineDisk, kuber
 	if err != nil {
 		return fmt.Errorf("machine configuration of %s: %w", n.Plan.Node, err)
 	}
-	err = fault.Prefix("apply the configuration to "+n.Plan.Addr.String(), n.Maintenance.ApplyConfig(ctx, n.Plan.Addr, n.Plan.UUID, patched))
+	err = fault.Prefix("apply the configuration to "+n.Plan.Addr.String(), n.Maintenance.ApplyConfig(ctx, n.Plan.Addr, who, patched))
 	if err != nil && !errors.Is(err, cluster.ErrLostAnswer) {
 		return fault.WithHint(err,
 			"%s waits in maintenance mode for another one; %s: change the configuration there", n.Plan.Node, n.wayBack())
@@ -135,12 +135,20 @@ func (n *node) configureBlank(ctx context.Context) error {
 	if err != nil || blank == nil {
 		return err
 	}
-	park, err := n.Parking(ctx)
+	var park parking.Parking
+	var who cluster.Proof
+	err = wait.All(
+		wait.Into(&park, func() (parking.Parking, error) { return n.Parking(ctx) }),
+		wait.Into(&who, func() (cluster.Proof, error) { return n.proof(ctx) }),
+	)
 	if err != nil {
 		return err
 	}
 	if err := n.checkBlank(blank.Machine, mem, park.Record); err != nil {
 		return n.stopMismatch(ctx, err)
+	}
+	if err := who.Check(blank.UUID, blank.SKU, blank.Fingerprint); err != nil {
+		return err
 	}
 	n.Tell("bring-up/configure", BlankAnswers+", its certificate's fingerprint "+blank.Fingerprint)
 	if err := n.RequireNameFree(ctx); err != nil {
@@ -150,7 +158,7 @@ func (n *node) configureBlank(ctx context.Context) error {
 		return err
 	}
 	// A machine that accepts its configuration proceeds at once, and may never send its answer.
-	lost := n.applyToBlank(ctx, mem.BlankDisks(blank.Machine)[0], mem.Kubernetes)
+	lost := n.applyToBlank(ctx, who, mem.BlankDisks(blank.Machine)[0], mem.Kubernetes)
 	return cluster.Awaited(lost, func() error { return n.inVain(ctx, n.awaitConfigured(ctx, "bring-up/configure")) })
 }
 
@@ -346,7 +354,11 @@ func (n *node) configureReset(ctx context.Context) error {
 	if err := n.RequireNameFree(ctx); err != nil {
 		return err
 	}
-	lost := fault.Prefix("apply the configuration to "+n.Plan.Addr.String(), n.Maintenance.ApplyConfig(ctx, n.Plan.Addr, n.Plan.UUID, patched))
+	who, err := n.proof(ctx)
+	if err != nil {
+		return err
+	}
+	lost := fault.Prefix("apply the configuration to "+n.Plan.Addr.String(), n.Maintenance.ApplyConfig(ctx, n.Plan.Addr, who, patched))
 	return cluster.Awaited(lost, func() error { return n.awaitConfigured(ctx, "configure") })
 }
 

@@ -561,14 +561,24 @@ func (n *applyConfig) keep(ctx context.Context, text cluster.Secret) error {
 // runs its earlier one again.
 func (n *applyConfig) takenBack(ctx context.Context, before cluster.Configs, cause error) error {
 	n.Tell("try", "it is not healthy with its new configuration: Talos takes that back")
-	err := n.Watch(ctx, "try", n.OfMachine(n.Plan.Node+" to run its old configuration again", n.lasts()+n.Timing.Try), func(ctx context.Context) (bool, string, error) {
-		has, err := n.Talos.MachineConfigs(ctx, n.Plan.Addr)
-		if err != nil {
-			return false, "", err
+	back := func(within time.Duration) error {
+		return n.Watch(ctx, "try", n.OfMachine(n.Plan.Node+" to run its old configuration again", within), func(ctx context.Context) (bool, string, error) {
+			has, err := n.Talos.MachineConfigs(ctx, n.Plan.Addr)
+			if err != nil {
+				return false, "", err
+			}
+			kept := before.Same() && has.Same() // kept by an apply whose answer was lost
+			return kept || cluster.Configs{Stored: before.Active, Active: has.Active}.Same(), "it runs another configuration than before", nil
+		})
+	}
+	err := back(n.lasts() + n.Timing.Try)
+	if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil { // until Talos 1.14 any other request ends the timer of a trial
+		n.Tell("try", "Talos has not taken it back: recast gives "+n.Plan.Node+" its old configuration")
+		err = n.Talos.ReplaceConfig(ctx, n.Plan.Addr, n.Plan.UUID, before.Active)
+		if err == nil || errors.Is(err, cluster.ErrLostAnswer) {
+			err = back(n.Timing.Try)
 		}
-		kept := before.Same() && has.Same() // kept by an apply whose answer was lost
-		return kept || cluster.Configs{Stored: before.Active, Active: has.Active}.Same(), "it runs another configuration than before", nil
-	})
+	}
 	if err == nil {
 		err = n.settle(ctx, "try", n.Timing.Join, n.lacksPart)
 	}

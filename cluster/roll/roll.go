@@ -41,6 +41,7 @@ type Roller struct {
 
 	ParkingIDs   []cluster.VMID    // VMIDs that a parking VM may take, in order
 	VMIDs        cluster.VMIDRange // from recast.yaml; it is written into the records
+	Fingerprints []string          // of certificates in maintenance mode that a person has confirmed: see cluster.Proof
 	DrainForce   bool
 	DrainDeletes bool                // deletes pods whose eviction is still refused when a drain times out
 	BootFailure  cluster.BootFailure // what to do with a node that does not come back from an in-place upgrade

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -538,8 +539,38 @@ func (n *node) start(ctx context.Context) error {
 			return err
 		}
 	}
-	err = r.Sending(ctx, exchange.SentStart, exchange.LateQueue, func(ctx context.Context) error { return n.Proxmox.Start(ctx, vm) })
+	err = r.Sending(ctx, exchange.SentStart, exchange.LateQueue, func(ctx context.Context) error {
+		if n.Plan.Strategy.Installs() {
+			if err := n.proving(ctx, &vm); err != nil {
+				return err
+			}
+		}
+		return n.Proxmox.Start(ctx, vm)
+	})
 	return n.withUndoHint(fault.Prefix("start "+vm.String(), err))
+}
+
+// proving has the machine that the VM will boot prove that it is this VM: see cluster.Proof.
+func (n *node) proving(ctx context.Context, vm *cluster.VM) error {
+	if vm.OwnSKU() {
+		return nil
+	}
+	smbios := vm.WithProof()
+	if err := n.Proxmox.SetConfig(ctx, *vm, map[string]string{"smbios1": smbios}, nil); err != nil {
+		return fmt.Errorf("write the proof of who it is into its SMBIOS: %w", err)
+	}
+	vm.Config = maps.Clone(vm.Config)
+	vm.Config["smbios1"] = smbios
+	return nil
+}
+
+// proof returns what the machine in maintenance mode has to show before it gets its configuration.
+func (n *node) proof(ctx context.Context) (cluster.Proof, error) {
+	vm, err := n.Proxmox.VM(ctx, n.Plan.VMID)
+	if err != nil {
+		return cluster.Proof{}, fmt.Errorf("look up VM %d: %w", n.Plan.VMID, err)
+	}
+	return cluster.Proof{UUID: n.Plan.UUID, SKU: vm.Proof(), Confirmed: n.roller.Fingerprints}, nil
 }
 
 func (n *node) started(ctx context.Context) (string, error) {

@@ -392,7 +392,7 @@ func TestApplyHints(t *testing.T) {
 		s := rollingtest.NewScene()
 		all(begun, saved, fails("apply", c.answer))(s)
 		s.Ready()
-		err := nodeOf(s).applyToBlank(t.Context(), cluster.MachineDisk{}, cluster.KubernetesImages{})
+		err := nodeOf(s).applyToBlank(t.Context(), cluster.Proof{}, cluster.MachineDisk{}, cluster.KubernetesImages{})
 		must.Hold(t, errors.Is(err, c.answer) && strings.Contains(strings.Join(fault.Hints(err), "\n"), "waits in maintenance mode for another one") == c.waits,
 			"%v, %q", err, fault.Hints(err))
 	})
@@ -617,4 +617,19 @@ func TestFallbackISOIsPublished(t *testing.T) {
 		plan := must.Get(planning.New("c1", wanted, o, clustertest.Past, planning.Policy{Only: []string{"wk1"}, BootFailure: policy}))(t)
 		must.Equal(t, string(policy)+": hosts the ISO goes to", want, len(plan.ISOHosts()))
 	}
+}
+
+// TestProving: a VM that boots blank gets a SKU number of ours; a person's stays.
+func TestProving(t *testing.T) {
+	must.Each(t, map[string]int{"uuid=u": 1, "uuid=u,sku=" + rollingtest.SKU: 1, "uuid=u,sku=mine": 0}, func(t *testing.T, writes int) {
+		_, smbios, _ := strings.Cut(t.Name(), "/")
+		s := rollingtest.NewScene()
+		s.PX.Change(101, func(vm *cluster.VM) { vm.Config["smbios1"] = smbios })
+		vm := must.Get(s.PX.VM(t.Context(), 101))(t)
+		must.Do(t, nodeOf(s).proving(t.Context(), &vm))
+		now := must.Get(s.PX.VM(t.Context(), 101))(t)
+		must.Equal(t, "smbios1", vm.Config["smbios1"], now.Config["smbios1"])
+		must.Equal(t, "it was left alone", writes == 0, now.Config["smbios1"] == smbios)
+		must.Equal(t, "it proves itself", writes > 0, now.Proof() != "")
+	})
 }

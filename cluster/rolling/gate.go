@@ -730,6 +730,10 @@ func (n *Node) RequireEtcd(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if other, same := cluster.Find(n.OtherControlPlanes(), func(e cluster.Endpoint) bool { return cluster.ShortName(e.Node) == cluster.ShortName(n.Plan.Node) }); same {
+		return fault.WithHint(fault.EtcdUnhealthy.Refusedf("%s and %s have the same hostname: Talos names their members of etcd alike, and when one joins again, it removes the other's", n.Plan.Node, other.Node),
+			"give every control plane a hostname of its own, without counting the domain")
+	}
 	except := n.Plan.Node
 	if member && len(v.Members) == 1 {
 		except = "" // no other member reports what is wrong with it
@@ -766,7 +770,7 @@ func (n *Node) RequireEtcd(ctx context.Context) error {
 func (n *Node) RequireSameEtcd(ctx context.Context, v etcd.View, m cluster.EtcdMember) error {
 	own, err := n.Talos.EtcdStatus(ctx, n.Plan.Addr)
 	_, answers := v.Statuses[m.ID]
-	i := slices.IndexFunc(v.Members, func(o cluster.EtcdMember) bool { return err == nil && o.ID == own.MemberID && o.Name != n.Plan.Node })
+	i := slices.IndexFunc(v.Members, func(o cluster.EtcdMember) bool { return err == nil && o.ID == own.MemberID && !o.Of(n.Plan.Node) })
 	switch {
 	case m.ID == 0 && i >= 0:
 		err = fault.EtcdUnhealthy.Refusedf("%s runs etcd member %x, which is named %s: when the machine joins again, Talos removes only the member of the machine's own name",

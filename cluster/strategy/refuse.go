@@ -1,7 +1,6 @@
 package strategy
 
 import (
-	"encoding/base64"
 	"fmt"
 	"path"
 	"slices"
@@ -208,7 +207,7 @@ func (c Candidate) preconfigured() []cluster.Obstacle {
 	if custom := c.VM.Config["cicustom"]; strings.Contains(","+custom, ",user=") {
 		out.add(keepCustom(c), "cicustom's user data (%s) %s: remove its user= part", custom, would)
 	}
-	if serial := smbiosSerial(c.VM.Config["smbios1"]); strings.Contains(serial, "ds=nocloud") {
+	if serial := c.VM.SMBIOS("serial"); strings.Contains(serial, "ds=nocloud") {
 		out.add("", "the SMBIOS serial %q %s: remove it from smbios1", serial, would)
 	}
 	for _, sign := range []string{"ds=nocloud", "talos.config", "siderolink.api"} {
@@ -223,19 +222,6 @@ func (c Candidate) preconfigured() []cluster.Obstacle {
 		}
 	}
 	return out
-}
-
-// smbiosSerial returns the serial number in a VM's smbios1, where all values but the UUID may be in base64
-// (qemu-server, PVE/QemuServer.pm, pve-qm-smbios1).
-func smbiosSerial(smbios string) string {
-	options := cluster.Disk{Options: strings.Split(smbios, ",")}
-	serial := options.Option("serial")
-	if options.Flag("base64") {
-		if b, err := base64.StdEncoding.DecodeString(serial); err == nil {
-			return string(b)
-		}
-	}
-	return serial
 }
 
 // Accepted lists the data of the system disk that may be lost, for the plan.

@@ -610,8 +610,15 @@ func parkedOn(f observe.Found) []cluster.VM {
 
 // replacing adds what every new system disk needs on the VMs at these spots.
 func (n *Needs) replacing(s cluster.Strategy, spots []spot) {
+	if s.Reshapes() { // its settings' privileges come with each setting: see shape
+		n.add("/vms", "stop and start the VM", spots, "VM.PowerMgmt")
+		return
+	}
 	for _, p := range reimagePrivileges {
 		n.add("/vms", p.why, spots, p.privilege)
+	}
+	if s.Installs() {
+		n.add("/vms", "write into its SMBIOS how the blank machine proves to be the VM", spots, "VM.Config.HWType")
 	}
 	if !s.SwapsInVM() && s.VM() != cluster.VMGone {
 		for _, p := range recreatePrivileges {

@@ -75,7 +75,7 @@ func TestNeedsByStrategy(t *testing.T) {
 	t.Parallel()
 	claim := []string{"VM.Allocate", "VM.Audit", "VM.Config.Memory", "VM.Config.Options"}
 	reimage := []string{
-		"VM.Allocate", "VM.Audit", "VM.Config.CDROM", "VM.Config.Disk", "VM.Config.Memory", "VM.Config.Options", "VM.PowerMgmt",
+		"VM.Allocate", "VM.Audit", "VM.Config.CDROM", "VM.Config.Disk", "VM.Config.HWType", "VM.Config.Memory", "VM.Config.Options", "VM.PowerMgmt",
 	}
 	recreate := []string{
 		"VM.Allocate", "VM.Audit", "VM.Config.CDROM", "VM.Config.CPU", "VM.Config.Disk", "VM.Config.HWType",
@@ -92,7 +92,7 @@ func TestNeedsByStrategy(t *testing.T) {
 	must.Each(t, map[string]row{
 		"in-place": {cluster.InPlace, nil, map[string][]string{"/": audit, "/vms": claim}},
 		"reimage":  {cluster.Reimage, nil, map[string][]string{"/": audit, "/vms": reimage, "/storage/fast": space, "/storage/isos": iso}},
-		"rollback": {cluster.Rollback, nil, map[string][]string{"/": audit, "/vms": reimage, "/storage/fast": space}},
+		"rollback": {cluster.Rollback, nil, map[string][]string{"/": audit, "/vms": cluster.Where(reimage, func(p string) bool { return p != "VM.Config.HWType" }), "/storage/fast": space}},
 		"recreate": {cluster.Recreate, nil, map[string][]string{
 			"/": {"Sys.Audit", "Sys.Modify"}, "/vms": recreate, "/storage/fast": space, "/storage/bulk": space, "/storage/isos": iso,
 			"/sdn/zones/localnetwork/vmbr0": use, "/mapping/dir/share": share,
@@ -574,7 +574,7 @@ func TestGrantsTakeNothingAway(t *testing.T) {
 	t.Parallel()
 	const (
 		roll  = "Sys.Audit SDN.Use Datastore.AllocateSpace Datastore.AllocateTemplate Datastore.Audit VM.Allocate VM.Audit VM.Config.Memory VM.Config.Options"
-		admin = roll + " Sys.Modify Permissions.Modify VM.Console Datastore.Allocate Sys.AccessNetwork VM.PowerMgmt VM.Config.Disk VM.Config.CDROM"
+		admin = roll + " Sys.Modify Permissions.Modify VM.Console Datastore.Allocate Sys.AccessNetwork VM.PowerMgmt VM.Config.Disk VM.Config.CDROM VM.Config.HWType"
 	)
 	rolling := NeedsToRoll([]string{"isos"}, []string{"pve1"}, cluster.Reimage)
 	pruning := NeedsToPrune([]string{"isos"}, nil)

@@ -79,7 +79,7 @@ func connectImages(s *streams, p pipeline.Project, cl *closers) (pipeline.Images
 }
 
 func connectRegistry(s *streams, p pipeline.Project, cl *closers) (*registry.Client, error) {
-	r, err := registry.New(registry.Options{Extensions: p.Config.Images.Extensions + "/extensions", CAFile: p.Config.Images.CAFile, Wrap: s.telemetry.HTTP("registry")})
+	r, err := registry.New(registry.Options{Extensions: p.Config.Images.Extensions + "/extensions", Insecure: p.Config.Images.Insecure, CAFile: p.Config.Images.CAFile, Wrap: s.telemetry.HTTP("registry")})
 	if err != nil {
 		return nil, err
 	}

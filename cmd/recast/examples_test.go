@@ -10,6 +10,7 @@ import (
 	"go/token"
 	"io"
 	"io/fs"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -100,6 +101,50 @@ func TestExamplesNameRealCommands(t *testing.T) {
 	}
 }
 
+// TestPipelinesKeepUnreviewedCodeApart: a job for a pull request has a runner and an environment of its own, whose
+// commands only read; every other job is for the main branch.
+func TestPipelinesKeepUnreviewedCodeApart(t *testing.T) {
+	t.Parallel()
+	type job struct {
+		If          string    `yaml:"if"`
+		Rules       yaml.Node `yaml:"rules"`
+		RunsOn      []string  `yaml:"runs-on"`
+		Tags        []string  `yaml:"tags"`
+		Environment any       `yaml:"environment"`
+		Steps       yaml.Node `yaml:"steps"`
+		Script      yaml.Node `yaml:"script"`
+	}
+	text := func(n yaml.Node) string { return string(must.Get(yaml.Marshal(&n))(t)) }
+	jobs := map[string]job{}
+	var hub struct{ Jobs map[string]job }
+	must.Do(t, yaml.Unmarshal(must.Get(os.ReadFile("../../examples/ci/github-actions.yaml"))(t), &hub))
+	lab := map[string]yaml.Node{}
+	must.Do(t, yaml.Unmarshal(must.Get(os.ReadFile("../../examples/ci/gitlab-ci.yaml"))(t), &lab))
+	maps.Copy(jobs, hub.Jobs)
+	for name, n := range lab {
+		var j job
+		if n.Kind == yaml.MappingNode && n.Decode(&j) == nil && len(j.Script.Content) > 0 {
+			jobs["gitlab "+name] = j
+		}
+	}
+	reviews := 0
+	for name, j := range jobs {
+		on, where := strings.Join(append(j.RunsOn, j.Tags...), " "), fmt.Sprint(j.Environment)
+		commands := recastLines(slices.Concat(scalars(&j.Steps), scalars(&j.Script)))
+		must.Hold(t, len(commands) > 0, "%s runs nothing", name)
+		if !strings.Contains(j.If+text(j.Rules), "pull_request") && !strings.Contains(text(j.Rules), "merge_request_event") {
+			must.Hold(t, !strings.Contains(on, "review") && (strings.Contains(where, "main") || strings.Contains(where, "cluster")), "%s runs on %q in %s", name, on, where)
+			continue
+		}
+		reviews++
+		must.Hold(t, strings.Contains(on, "review") && strings.Contains(where, "review"), "%s runs on %q in %s", name, on, where)
+		for _, c := range commands {
+			must.Hold(t, c[0] == "lock" || c[0] == "drift", "%s runs recast %s", name, strings.Join(c, " "))
+		}
+	}
+	must.Equal(t, "jobs for what nobody has reviewed, of so many", []int{2, 11}, []int{reviews, len(jobs)})
+}
+
 // TestKitNamesRealCommands does the same with the texts of the examples.
 func TestKitNamesRealCommands(t *testing.T) {
 	t.Parallel()
@@ -153,8 +198,11 @@ func yamlTexts(t *testing.T, name string) []string {
 	var doc yaml.Node
 	err := yaml.Unmarshal(b, &doc)
 	must.Be(t, err == nil, "%s: %v", name, err)
-	var texts []string
-	nodes := []*yaml.Node{&doc}
+	return scalars(&doc)
+}
+
+func scalars(doc *yaml.Node) (texts []string) {
+	nodes := []*yaml.Node{doc}
 	for len(nodes) > 0 {
 		n := nodes[0]
 		nodes = append(nodes[1:], n.Content...)

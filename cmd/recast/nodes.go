@@ -18,6 +18,7 @@ import (
 	"github.com/recast-sh/recast/internal/adminconfig"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/holder"
+	"github.com/recast-sh/recast/internal/journal"
 	"github.com/recast-sh/recast/internal/machineconfig"
 	"github.com/recast-sh/recast/internal/savefile"
 	"github.com/recast-sh/recast/internal/step"
@@ -430,7 +431,7 @@ Only you can read the files. No existing file is overwritten.`,
 			if encrypt {
 				text = encrypted(c.Context(), s, to)
 			}
-			return renderConfigs(s, to, read, text)
+			return renderConfigs(s, to, secrets, read, text)
 		},
 	}
 	c.Flags().StringVar(&to, "to", "", "`directory` for the files")
@@ -460,9 +461,9 @@ func (g *globals) configs(ctx context.Context, s *streams, running bool, nodes [
 	return configs.Wanted(ctx, p, source, nodes...)
 }
 
-// renderConfigs writes the result of text to a file for each node. First it checks that none of the files exists and
-// that text succeeds for every node.
-func renderConfigs(s *streams, dir string, all []configs.Config, text func(configs.Config) ([]byte, error)) error {
+// renderConfigs writes the result of text to a file for each node, and follows no link. First it checks that none of the files exists and
+// that text succeeds for every node; where secrets are written as they are, also that the directory is the user's own.
+func renderConfigs(s *streams, dir string, secrets bool, all []configs.Config, text func(configs.Config) ([]byte, error)) error {
 	path := func(c configs.Config) string { return filepath.Join(dir, c.Node+".yaml") }
 	for _, c := range all {
 		if _, err := os.Lstat(path(c)); !errors.Is(err, fs.ErrNotExist) {
@@ -472,6 +473,18 @@ func renderConfigs(s *streams, dir string, all []configs.Config, text func(confi
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return err
 	}
+	info, err := os.Lstat(filepath.Clean(dir))
+	if err == nil && secrets {
+		err = journal.CheckOwner(dir, info)
+	}
+	if err != nil {
+		return err
+	}
+	root, err := os.OpenRoot(dir)
+	if err != nil {
+		return err
+	}
+	defer root.Close()
 	texts := make([][]byte, len(all))
 	for i, c := range all {
 		var err error
@@ -480,10 +493,23 @@ func renderConfigs(s *streams, dir string, all []configs.Config, text func(confi
 		}
 	}
 	for i, c := range all {
-		if err := savefile.Write(path(c), func(w io.Writer) error { _, err := w.Write(texts[i]); return err }); err != nil {
+		if err := writeNew(root, c.Node+".yaml", texts[i]); err != nil {
 			return err
 		}
 		fmt.Fprintln(s.out, path(c))
+	}
+	return nil
+}
+
+// writeNew writes a file that does not exist, completely or not at all. A link in its place is an error, wherever it leads.
+func writeNew(root *os.Root, name string, text []byte) error {
+	f, err := root.OpenFile(name, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(text)
+	if err = errors.Join(err, f.Sync(), f.Close()); err != nil {
+		return errors.Join(err, root.Remove(name))
 	}
 	return nil
 }

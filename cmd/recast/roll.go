@@ -214,6 +214,7 @@ func selection(c *cobra.Command, g *globals, p *planning.Policy) {
 	c.Flags().VarP(labels{&p.Labels}, "selector", "l", "look only at nodes whose Kubernetes `labels` match, as kubectl -l does: zone=a,tier!=db,gpu in (a,b)")
 	c.Flags().Var(parts{&p.What}, "what", "`parts` of the nodes to look at: image, config, vm (default: all)")
 	c.Flags().BoolVar(&p.AcceptOutage, "accept-outage", false, "with two control planes: accept that etcd and the Kubernetes API are down during the roll")
+	c.Flags().StringSliceVar(&p.Fingerprints, "maintenance-fingerprint", nil, "`fingerprints` that you have seen on the consoles of machines in maintenance mode which can't prove who they are")
 }
 
 // named adds nodes that are arguments: recast roll wk1 is recast roll --only wk1.
@@ -325,11 +326,11 @@ func (a planAsk) answer(ctx context.Context, s *streams, p pipeline.Project, m p
 	} else {
 		plan, e, err = pipeline.Explain(ctx, p, m, a.policy, a.rehearse, a.node)
 	}
-	if err != nil {
+	if err != nil && (a.node != "" || len(plan.Nodes) == 0) {
 		return err
 	}
-	code, outcome := exitDone, error(nil)
-	if a.exitCode && len(plan.Work()) > 0 {
+	code, outcome := exitDone, err // of a node of which nobody knows which VM it is: the others are shown
+	if outcome == nil && a.exitCode && len(plan.Work()) > 0 {
 		code, outcome = exitDiffers, errDiffers
 	}
 	s.telemetry.Planned(plan)

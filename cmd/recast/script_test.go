@@ -33,6 +33,7 @@ import (
 	tracepb "go.opentelemetry.io/proto/otlp/trace/v1"
 	"google.golang.org/protobuf/proto"
 
+	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/journal"
 	"github.com/recast-sh/recast/internal/sim"
@@ -41,6 +42,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/record"
 	"github.com/recast-sh/recast/internal/story"
 	"github.com/recast-sh/recast/pipeline"
+	"github.com/recast-sh/recast/pipeline/configs"
 	"github.com/recast-sh/recast/pipeline/past"
 )
 
@@ -673,4 +675,51 @@ func TestGitThatHangs(t *testing.T) {
 	if _, err := askedGit(ctx, dir, "", "log"); err == nil || time.Since(began) > 10*time.Second {
 		t.Errorf("%v after %s", err, time.Since(began))
 	}
+}
+
+// TestRenderFollowsNoLink: secrets go to no place that another user has chosen.
+func TestRenderFollowsNoLink(t *testing.T) {
+	t.Parallel()
+	all := []configs.Config{{Node: "wk1", Text: cluster.Secret("machine: {}\n")}}
+	type row struct {
+		prepare func(t *testing.T, dir, target string)       // before recast looks
+		between func(t *testing.T, dir, target string) error // after it has looked
+		clear   bool                                         // secrets are written as they are
+		refused string
+	}
+	link := func(t *testing.T, to, from string) { must.Do(t, os.Symlink(to, from)) }
+	must.Each(t, map[string]row{
+		"a directory of its own": {clear: true},
+		"a link to a file": {prepare: func(t *testing.T, dir, target string) {
+			must.Do(t, os.Mkdir(dir, 0o700))
+			link(t, target, filepath.Join(dir, "wk1.yaml"))
+		}, refused: "already exists"},
+		"a link made meanwhile": {between: func(t *testing.T, dir, target string) error {
+			return os.Symlink(target, filepath.Join(dir, "wk1.yaml"))
+		}, refused: "file exists"},
+		"a link to a directory": {clear: true, prepare: func(t *testing.T, dir, target string) { must.Do(t, os.Mkdir(target, 0o700)); link(t, target, dir) }, refused: "is a symbolic link"},
+		"others may write":      {clear: true, prepare: func(t *testing.T, dir, _ string) { must.Do(t, os.Mkdir(dir, 0o700)); must.Do(t, os.Chmod(dir, 0o777)) }, refused: "other users may write to"},
+		"nothing secret":        {prepare: func(t *testing.T, dir, _ string) { must.Do(t, os.Mkdir(dir, 0o700)); must.Do(t, os.Chmod(dir, 0o777)) }},
+	}, func(t *testing.T, tc row) {
+		dir, target := filepath.Join(t.TempDir(), "to"), filepath.Join(t.TempDir(), "target")
+		if tc.prepare != nil {
+			tc.prepare(t, dir, target)
+		}
+		err := renderConfigs(&streams{out: io.Discard}, dir, tc.clear, all, func(c configs.Config) ([]byte, error) {
+			if tc.between != nil {
+				must.Do(t, tc.between(t, dir, target))
+			}
+			return c.Text, nil
+		})
+		if tc.refused == "" {
+			must.Do(t, err)
+			must.Equal(t, "text", "machine: {}\n", string(must.Get(os.ReadFile(filepath.Join(dir, "wk1.yaml")))(t)))
+			return
+		}
+		must.Hold(t, err != nil && strings.Contains(err.Error(), tc.refused), "%v", err)
+		for _, path := range []string{target, filepath.Join(target, "wk1.yaml")} {
+			b, _ := os.ReadFile(path)
+			must.Equal(t, "what was written to "+path, 0, len(b))
+		}
+	})
 }

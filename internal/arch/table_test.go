@@ -69,8 +69,8 @@ var table = []row{
 	{pkg: "internal/operator", allow: []string{"api/v1alpha1", "internal/operator/...", controller, apimachine, k8sAPI, clientGo, prometheus, semver}},
 	{pkg: "internal/operator", files: tests, allow: []string{"deploy"}},
 	{pkg: "internal/operator/window", allow: []string{"github.com/robfig/cron/v3"}},
-	{pkg: "internal/operator/source", allow: []string{"api/v1alpha1", ggcr, "github.com/go-git/go-git/v5/..."}},
-	{pkg: "internal/operator/attempt", allow: []string{"api/v1alpha1", "internal/operator/source", "schematics", "cluster/planning", controller, apimachine, k8sAPI, yaml, semver}},
+	{pkg: "internal/operator/source", allow: []string{"api/v1alpha1", "internal/trust", ggcr, "github.com/go-git/go-git/v5/..."}},
+	{pkg: "internal/operator/attempt", allow: []string{"api/v1alpha1", "internal/operator/source", "internal/redact", "schematics", "cluster/planning", controller, apimachine, k8sAPI, yaml, semver}},
 	{pkg: "internal/operator/job", allow: []string{"api/v1alpha1", "internal/operator/attempt", controller, apimachine, k8sAPI}},
 	{pkg: "internal/operator/fleet", allow: []string{"api/v1alpha1", "internal/expression", controller, apimachine, k8sAPI, clientGo, cel}},
 	// reads the cache, and knows no client of a cluster

@@ -175,7 +175,7 @@ func nodeCases() map[string]problemCase {
 		"range, backwards":    {change("9000-9099", "9099-9000"), `12:3: proxmox.vmids: "9099-9000" runs backwards: did you mean 9000-9099?`},
 		"range, of one":       {change("9000-9099", "9000-9000"), "12:3: proxmox.vmids: 9000-9000 is too small: recast needs one VMID for its claim and one for parked disks"},
 		"no nodes":            {withNodes("nodes: []"), "13:1: nodes: is empty: name at least one node"},
-		"node name":           {change("cp1", "CP_1"), `14:5: nodes[0].name: "CP_1" is not a name of a node: lower-case letters, digits and '-', at most 63`},
+		"node name":           {change("cp1", "CP_1"), `14:5: nodes[0].name: "CP_1" is not a name of a node: lower-case letters, digits and '-', at most 63, and maybe a domain`},
 		"node twice":          {small + "  - {schematic: default, name: cp1}\n", `16:26: nodes[1].name: "cp1" already exists (line 14)`},
 		"vmid twice":          {withNode("vmid: 101\n  - {name: cp2, schematic: default, vmid: 101}"), `17:37: nodes[1].vmid: 101 is already used by "cp1" (line 16)`},
 		"vmid, zero":          {withNode("vmid: 0"), "16:5: nodes[0].vmid: 0 is out of bounds: Proxmox allows 100-999999999"},

@@ -107,6 +107,8 @@ type Images struct {
 	Extensions string `yaml:"extensions"`
 	// CAFile is a PEM file with the CAs of the Image Factory's and the registries' certificates, in addition to the system's. Proxmox hosts and nodes have their own settings: see docs/runbooks/tls.md.
 	CAFile string `yaml:"caFile,omitempty"`
+	// Insecure lists registries that have no TLS, each like 10.0.0.5:5000: logins and images go to them in the clear. recast speaks to no other registry without TLS, except on its own machine.
+	Insecure []string `yaml:"insecure,omitempty"`
 	// Platform of the images.
 	Platform string `yaml:"platform" jsonschema:"enum=nocloud,enum=metal"`
 	// Arch is the CPU architecture of the nodes.
@@ -855,6 +857,10 @@ func (k checker) images() {
 	}
 	k.imager()
 	k.notEmpty("images.caFile", im.CAFile)
+	k.names("images.insecure", "of a registry", im.Insecure)
+	for i, host := range im.Insecure {
+		k.pattern(fmt.Sprintf("images.insecure[%d]", i), host, registryHost, "registry: write it like 10.0.0.5:5000, without scheme and path")
+	}
 	k.notEmpty("images.signingKey", im.SigningKey)
 	if k.given("images.signingKey") && im.Signature == "off" {
 		k.add("images.signingKey", "is not used while images.signature is off (line %d): remove one of them", k.line("images.signature"))

@@ -580,8 +580,9 @@ func (k checker) nodes() {
 func nodePath(i int, key string) string { return fmt.Sprintf("nodes[%d].%s", i, key) }
 
 func (k checker) node(path string, n Node) {
-	k.pattern(path+".name", n.Name, `[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?`,
-		"name of a node: lower-case letters, digits and '-', at most 63")
+	const label = `[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?`
+	k.pattern(path+".name", n.Name, label+`(\.`+label+`)*`,
+		"name of a node: lower-case letters, digits and '-', at most 63, and maybe a domain")
 	if k.given(path+".vmid") && (n.VMID < minVMID || n.VMID > maxVMID) {
 		k.add(path+".vmid", "%d is out of bounds: Proxmox allows %d-%d", n.VMID, minVMID, maxVMID)
 	}

@@ -79,7 +79,7 @@ func open(dir string, o Options) (*Journal, error) {
 	path := filepath.Join(dir, o.Run)
 	info, err := os.Lstat(path)
 	if err == nil {
-		err = checkOwner(path, info)
+		err = CheckOwner(path, info)
 	}
 	var root *os.Root
 	if err == nil {
@@ -414,7 +414,7 @@ func CheckPrivate(dir string) error {
 		return nil
 	}
 	if err == nil {
-		err = checkOwner(dir, info)
+		err = CheckOwner(dir, info)
 	}
 	if err == nil && !info.IsDir() {
 		err = fault.WithHint(fault.Refusedf("%s is not a directory", dir), "move it: recast creates a directory of that name")
@@ -442,7 +442,7 @@ func checkOwnersBelow(root *os.Root, name string, depth int) error {
 			continue // another run has just removed it
 		}
 		if err == nil {
-			err = checkOwner(filepath.Join(root.Name(), path), info)
+			err = CheckOwner(filepath.Join(root.Name(), path), info)
 		}
 		if err == nil && info.IsDir() && depth > 1 {
 			err = checkOwnersBelow(root, path, depth-1)
@@ -454,7 +454,8 @@ func checkOwnersBelow(root *os.Root, name string, depth int) error {
 	return nil
 }
 
-func checkOwner(path string, info fs.FileInfo) error {
+// CheckOwner refuses a directory or file, as os.Lstat sees it, that another user controls.
+func CheckOwner(path string, info fs.FileInfo) error {
 	switch stat, known := info.Sys().(*syscall.Stat_t); {
 	case info.Mode()&fs.ModeSymlink != 0:
 		return fault.WithHint(fault.Refusedf("%s is a symbolic link: another user may control the files behind it", path),

@@ -263,6 +263,10 @@ func TestRegeneratedPathsAreDocumented(t *testing.T) {
 		if r.namespace != "" {
 			who += " of `" + r.namespace + "`"
 		}
+		if r.label != "" {
+			who += " with `" + r.label + "`"
+		}
+		must.Hold(t, r.source != "", "%s has no source", r.path)
 		if by[who] != "" {
 			by[who] += ", "
 		}

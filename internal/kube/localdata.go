@@ -34,11 +34,11 @@ func (c *Client) LocalData(ctx context.Context, nodes ...cluster.KubeNode) (map[
 // localData is LocalData with a list of the API groups, or with the error of reading the list.
 func (c *Client) localData(ctx context.Context, groups []metav1.APIGroup, errGroups error, nodes []cluster.KubeNode) (map[string][]cluster.LocalData, error) {
 	l := newLocalScan(c, nodes)
-	var errPools, errVolumes, errLonghorn, errRook, errPaths error
+	var errPools, errMayastor, errVolumes, errLonghorn, errRook, errPaths error
 	var g sync.WaitGroup
 	g.Go(func() {
 		if errGroups == nil {
-			errPools = l.linstorPools(ctx, groups)
+			errPools, errMayastor = l.linstorPools(ctx, groups), l.mayastorPools(ctx, groups)
 		}
 		errVolumes = l.localVolumes(ctx)
 	})
@@ -49,7 +49,7 @@ func (c *Client) localData(ctx context.Context, groups []metav1.APIGroup, errGro
 		}
 	})
 	g.Wait()
-	if err := errors.Join(errGroups, errPools, errVolumes, errLonghorn, errRook, errPaths); err != nil {
+	if err := errors.Join(errGroups, errPools, errMayastor, errVolumes, errLonghorn, errRook, errPaths); err != nil {
 		return nil, fmt.Errorf("look for data on nodes: %w", err)
 	}
 	data := make(map[string][]cluster.LocalData, len(nodes))
@@ -75,7 +75,7 @@ type localNode struct {
 	name   string
 	labels labels.Set
 
-	pools, volumes, disks, directories []cluster.LocalData // of LINSTOR, PersistentVolumes, Longhorn, Rook
+	pools, volumes, disks, directories []cluster.LocalData // of LINSTOR and Mayastor, PersistentVolumes, Longhorn, Rook
 	managed                            []managed
 	writers                            map[string]map[string]bool // the workloads that write to a path by hostPath
 }

@@ -220,6 +220,12 @@ func owned(p *corev1.Pod, apiVersion, kind, name string) *corev1.Pod {
 	return p
 }
 
+// labelled is a pod with that label, of a DaemonSet with the label's value as its name.
+func labelled(p *corev1.Pod, key, value string) *corev1.Pod {
+	p.Labels = map[string]string{key: value}
+	return ofDaemonSet(p, value)
+}
+
 func ofDaemonSet(p *corev1.Pod, name string) *corev1.Pod {
 	return owned(p, "apps/v1", "DaemonSet", name)
 }
@@ -281,6 +287,12 @@ func TestLocalDataOfPods(t *testing.T) {
 		"/opt is on EPHEMERAL":      {pods: []*corev1.Pod{writer("default", "a", "/opt/a")}, want: []cluster.LocalData{found("/opt/a", "pod default/a")}},
 		"the whole node":            {pods: []*corev1.Pod{writer("default", "a", "/")}, want: []cluster.LocalData{found("/", "pod default/a")}},
 		"a path not quite":          {pods: []*corev1.Pod{writer("default", "a", "/var/run/../lib/a")}, want: []cluster.LocalData{found("/var/lib/a", "pod default/a")}},
+		"table, by a Deployment":    {pods: []*corev1.Pod{owned(writer("kube-system", "csi-nfs-controller-1", "/var/lib/kubelet/pods"), "apps/v1", "ReplicaSet", "csi-nfs-controller")}},
+		"table, with its label":     {pods: []*corev1.Pod{labelled(writer("kube-system", "multus-1", "/", "/var/lib/cni/multus"), "app", "multus")}},
+		"table, without its label":  {pods: []*corev1.Pod{ofDaemonSet(writer("kube-system", "a", "/"), "a")}, want: []cluster.LocalData{found("/", "DaemonSet kube-system/a")}},
+		"table, any name":           {pods: []*corev1.Pod{labelled(writer("openebs", "io-engine-1", "/var/local/openebs/io-engine", "/var/local/openebs/io-engine/ptpl"), "app", "io-engine")}},
+		"table, beside any name":    {pods: []*corev1.Pod{labelled(writer("openebs", "io-engine-1", "/var/local/openebs", "/var/local/openebs/etcd"), "app", "io-engine")}, want: []cluster.LocalData{found("/var/local/openebs", "DaemonSet openebs/io-engine"), found("/var/local/openebs/etcd", "DaemonSet openebs/io-engine")}},
+		"databases of a network":    {pods: []*corev1.Pod{writer("kube-system", "ovn-central-1", "/var/lib/ovn", "/var/log/ovn")}, want: []cluster.LocalData{found("/var/lib/ovn", "pod kube-system/ovn-central-1")}},
 		"table, another kind":       {pods: []*corev1.Pod{writer("default", "a", "/var/log/a")}, want: []cluster.LocalData{found("/var/log/a", "pod default/a")}},
 		"table, a neighbour's path": {pods: []*corev1.Pod{ofDaemonSet(writer("kube-system", "a", "/var/lib/kubelet2"), "a")}, want: []cluster.LocalData{found("/var/lib/kubelet2", "DaemonSet kube-system/a")}},
 		"table, another namespace":  {pods: []*corev1.Pod{writer("default", "a", "/var/lib/longhorn")}, want: []cluster.LocalData{found("/var/lib/longhorn", "pod default/a")}},
@@ -319,9 +331,12 @@ func TestOrdinaryProgramsHaveNoLocalData(t *testing.T) {
 		"topolvm-system/topolvm-node":               {"/run/topolvm", "/var/lib/kubelet/plugins_registry/", "/var/lib/kubelet/plugins/topolvm.io/node", "/var/lib/kubelet/plugins/kubernetes.io/csi", "/var/lib/kubelet/pods/"},
 		"openebs/openebs-lvm-localpv-node":          {"/dev", "/var/lib/kubelet/plugins_registry/", "/var/lib/kubelet/plugins/lvm-localpv/", "/var/lib/kubelet/"},
 		"openebs/openebs-ndm":                       {"/run/udev", "/var/openebs/ndm"},
-		"piraeus-datastore/linstor-satellite.wk1":   {"/etc/lvm/archive", "/var/lib/linstor.d", "/var/lib/drbd", "/var/log/linstor-satellite", "/run/drbd-shutdown-guard"},
+		"piraeus-datastore/linstor-satellite.wk1":   {"/etc/lvm/archive", "/var/etc/lvm/archive", "/var/etc/lvm/backup", "/var/lib/linstor.d", "/var/lib/drbd", "/var/log/linstor-satellite", "/run/drbd-shutdown-guard"},
 		"piraeus-datastore/linstor-csi-node":        {"/var/lib/kubelet", "/var/lib/kubelet/plugins/linstor.csi.linbit.com"},
-		"rook-ceph/csi-rbdplugin":                   {"/var/lib/kubelet/plugins/rook-ceph.rbd.csi.ceph.com", "/var/lib/kubelet/pods", "/run/mount"},
+		"seaweedfs/seaweedfs-mount":                 {"/var/lib/seaweedfs-mount", "/var/lib/kubelet/pods"},
+		"spegel/spegel":                             {"/var/lib/spegel", "/etc/cri/conf.d/hosts"},
+		"kube-system/ovs-ovn":                       {"/var/lib/openvswitch", "/var/log/openvswitch", "/run/openvswitch", "/opt/cni/bin"},
+		"rook-ceph/csi-rbdplugin":                   {"/var/lib/rook/rook-ceph.rbd.csi.ceph.com/log/node-plugin", "/var/lib/kubelet/plugins/rook-ceph.rbd.csi.ceph.com", "/var/lib/kubelet/pods", "/run/mount"},
 		"longhorn-system/longhorn-manager":          {"/boot/", "/dev/", "/proc/", "/etc/", "/var/lib/longhorn/"},
 		"longhorn-system/engine-image-ei-1":         {"/var/lib/longhorn/engine-binaries/longhornio-longhorn-engine-v1"},
 		"longhorn-system/longhorn-csi-plugin":       {"/var/lib/kubelet/plugins/kubernetes.io/csi", "/var/lib/kubelet/plugins/driver.longhorn.io", "/var/lib/kubelet/pods"},
@@ -370,6 +385,32 @@ func TestManagedDirectoriesHaveOneName(t *testing.T) {
 			"rook/var/rook: Rook's directory of CephCluster rook/ceph (rook-ceph-mon)",
 		}
 		must.Equal(t, "got", want, got)
+	})
+}
+
+// A DiskPool of Mayastor in a file of the node is data, also in io-engine's own directory; one on a device is on that disk.
+func TestLocalDataOfMayastor(t *testing.T) {
+	t.Parallel()
+	type row struct{ disk, file string }
+	must.Bubbles(t, map[string]row{
+		"device":           {"/dev/sdb", ""},
+		"device, by aio":   {"aio:///dev/sdb?blk_size=4096", ""},
+		"NVMe":             {"pcie:///0000:01:00.0", ""},
+		"memory":           {"malloc:///disk0?size_mb=64", ""},
+		"file, by aio":     {"aio:///var/local/x/io-engine/a", "/var/local/x/io-engine/a"},
+		"file, by uring":   {"uring:///var/b.img?blk_size=512", "/var/b.img"},
+		"file by its path": {"/var/local/openebs/io-engine/c/d", "/var/local/openebs/io-engine/c/d"},
+	}, func(t *testing.T, tc row) {
+		l := upLab(t, "wk1", "wk2")
+		l.install(t, "openebs.io", "v1beta2", "diskpools", "DiskPool", true)("openebs", "p", map[string]any{"spec": map[string]any{"node": "wk1", "disks": []any{tc.disk}}})
+		l.put(t, store.Pods(), labelled(writer("openebs", "io-engine-1", "/var/local/openebs/io-engine"), "app", "io-engine"))
+		var want []cluster.LocalData
+		if tc.file != "" {
+			want = []cluster.LocalData{{Name: "mayastor" + tc.file, What: "Mayastor DiskPool p (" + tc.file + ")", Path: tc.file}}
+		}
+		c := l.client(t, "system:masters")
+		must.Equal(t, "local data", want, l.localData(t, c, "wk1"))
+		must.Equal(t, "wk2 has no pool, but data", 0, len(l.localData(t, c, "wk2")))
 	})
 }
 

@@ -11,6 +11,7 @@ import (
 	"maps"
 	"net/netip"
 	"net/url"
+	"path"
 	"slices"
 	"strconv"
 	"strings"
@@ -459,48 +460,74 @@ func below(key string, domains ...string) bool {
 type regenerated struct {
 	pods      string // the pod's kind, as stayingKind returns it: "DaemonSet", "static"; "" for any
 	namespace string // of the pod; "" for any
-	path      string
+	label     string // of the pod: "app=multus"; "" for any
+	path      string // "*" stands for one name
+	source    string // of a program that writes there: its version, or that of its chart, and the file
 }
 
-// regeneratedPaths is the complete list; everything else is data. Each row follows the
-// standard manifests of its program; docs/notes/local-data.md shows it to users.
+// regeneratedPaths is the complete list; everything else is data. docs/notes/local-data.md shows it to users.
 var regeneratedPaths = []regenerated{
-	{"DaemonSet", "", "/var/lib/kubelet"},      // sockets of device plugins and CSI drivers, and mounts of pods: the kubelet recreates its directory
-	{"DaemonSet", "", "/var/log"},              // logs of the machine and its pods, and how far a collector has read them
-	{"static", "kube-system", "/var/log"},      // the API server's audit log
-	{"static", "kube-system", "/var/lib/etcd"}, // etcd's data is checked separately, not as a path
+	// Sockets of device plugins and CSI drivers, and mounts of pods: the kubelet recreates its directory. No driver keeps a volume there.
+	{"", "", "", "/var/lib/kubelet", "csi-driver-nfs 4.13.4, csi-nfs-controller.yaml; Velero 1.18.1, pkg/exposer/pod_volume.go; Longhorn 1.12.1, csi/deployment_util.go"},
 
-	// CNI: calico.yaml and the Tigera operator; Cilium's and flannel's state is below /run.
-	{"DaemonSet", "", "/opt/cni"},        // the CNI's programs, which it installs
-	{"DaemonSet", "", "/var/lib/cni"},    // the addresses of this machine's pods
-	{"DaemonSet", "", "/var/lib/calico"}, // Calico's name and MTU of this machine
+	// Logs of the machine and its pods, and how far a collector has read them.
+	{"DaemonSet", "", "", "/var/log", "fluent-bit 0.58.1, values.yaml; Piraeus 2.6.0, satellite/daemonset.yaml"},
+	{"", "kube-system", "", "/var/log", "Talos, the API server's audit log; kube-ovn 1.16.2, central-deploy.yaml; Antrea 2.7.0, controller/deployment.yaml"},
+	{"", "flow-aggregator", "", "/var/log/antrea", "Antrea 2.7.0, flow-aggregator/templates/deployment.yaml"},
+	{"", "", "", "/var/lib/cephcsi", "ceph-csi-operator 1.0.4, internal/controller/defaults.go"},
+	{"", "", "", "/var/lib/rook/*/log", "Rook 1.17.8, csi/template/rbd/csi-rbdplugin.yaml"},
+	{"static", "kube-system", "", "/var/lib/etcd", "Talos: etcd's data is checked separately, not as a path"},
 
-	// Metrics and logs: node-exporter's textfile collector, and the positions of log collectors.
-	{"DaemonSet", "", "/var/lib/node_exporter"},
-	{"DaemonSet", "", "/var/lib/node-exporter"},
-	{"DaemonSet", "", "/var/lib/alloy"},
-	{"DaemonSet", "", "/var/lib/promtail"},
-	{"DaemonSet", "", "/var/lib/vector"},
-	{"DaemonSet", "", "/var/lib/fluent-bit"},
-	{"DaemonSet", "", "/var/fluent-bit"},
-	{"DaemonSet", "", "/var/lib/filebeat-data"},
-	{"DaemonSet", "", "/var/lib/docker"}, // other runtimes' logs: Talos has no Docker, and the directory is empty
+	// The programs and the state of a network: addresses of this machine's pods, its name and MTU, open vSwitch' identity.
+	{"DaemonSet", "", "", "/opt/cni", "Cilium 1.19.6, cilium-agent/daemonset.yaml; Flannel 0.28.9, daemonset.yaml; Calico 87c15906, calico.yaml"},
+	{"DaemonSet", "", "", "/var/lib/cni", "Calico 87c15906, calico.yaml; Multus 4.3.0, multus-daemonset-thick.yml"},
+	{"DaemonSet", "", "", "/var/lib/calico", "Calico 87c15906, calico.yaml; tigera operator 40788b9b, pkg/render/node.go"},
+	{"DaemonSet", "", "", "/var/lib/openvswitch", "kube-ovn 1.16.2, ovsovn-ds.yaml; its databases are in /var/lib/ovn, and data"},
+	{"DaemonSet", "kube-system", "app=multus", "/", "Multus 4.3.0, multus-daemonset-thick.yml: it runs the programs of other CNIs in the host"},
+
+	// Metrics, logs and images: files of node-exporter's textfile collector, positions of log collectors, an identity that is made when it is missing.
+	{"DaemonSet", "", "", "/var/lib/node_exporter", "by convention: node-exporter's --collector.textfile.directory"},
+	{"DaemonSet", "", "", "/var/lib/node-exporter", "by convention: node-exporter's --collector.textfile.directory"},
+	{"DaemonSet", "", "", "/var/lib/alloy", "by convention: alloy.storagePath of Alloy's chart"},
+	{"DaemonSet", "", "", "/var/lib/promtail", "by convention: positions of Promtail, whose chart 6.17.1 has them in /run/promtail"},
+	{"DaemonSet", "", "", "/var/lib/vector", "vector 0.57.0, _pod.tpl"},
+	{"DaemonSet", "", "", "/var/lib/fluent-bit", "fluent-operator of fluent/helm-charts 5b81bf7, values.yaml"},
+	{"DaemonSet", "", "", "/var/fluent-bit", "aws-for-fluent-bit's chart: its state"},
+	{"DaemonSet", "", "", "/var/lib/filebeat-data", "Filebeat's manifest for Kubernetes: its registry"},
+	{"DaemonSet", "", "", "/var/lib/docker", "fluent-bit 0.58.1, values.yaml: logs of another runtime; Talos has no Docker, and the directory is empty"},
+	{"DaemonSet", "", "", "/var/lib/spegel", "Spegel 0.7.4, daemonset.yaml and pkg/routing/p2p.go"},
 
 	// Storage systems that themselves report what they have on a node.
-	{"", "longhorn-system", "/var/lib/longhorn"},        // Longhorn's own Node says which of its disks hold replicas; the rest is programs and sockets
-	{"", "longhorn-system", "/var/lib/kubelet/plugins"}, // the socket of Longhorn's CSI driver, which its sidecars use too
-	{"", "longhorn-system", "/"},                        // Longhorn's instance managers reach their disks by it: its own Node says what those hold
-	{"DaemonSet", "", "/var/lib/linstor.d"},             // resource files that LINSTOR's controller writes to each satellite
-	{"DaemonSet", "", "/var/lib/drbd"},                  // DRBD's notes on its devices of this machine
-	{"DaemonSet", "", "/var/openebs/ndm"},               // OpenEBS' list of this machine's disks
+	{"", "longhorn-system", "", "/var/lib/longhorn", "Longhorn 1.12.1: its own Node says which of its disks hold replicas; the rest is programs and sockets"},
+	{"", "longhorn-system", "", "/", "Longhorn 1.12.1, instance_manager_controller.go: instance managers reach their disks by it, and its own Node says what those hold"},
+	{"DaemonSet", "", "", "/var/lib/linstor.d", "Piraeus 2.6.0, satellite/daemonset.yaml: resource files that the controller writes to each satellite"},
+	{"DaemonSet", "", "", "/var/lib/drbd", "Piraeus 2.6.0, satellite/daemonset.yaml: DRBD's notes on its devices of this machine"},
+	{"DaemonSet", "", "", "/var/etc/lvm", "Piraeus 2.6.0, docs/how-to/talos.md: LVM's copies, as text, of metadata that is on the disks"},
+	{"DaemonSet", "", "", "/var/openebs/ndm", "OpenEBS NDM 2.1.0, daemonset.yaml: a list of this machine's disks"},
+	// ptpl, persist through power loss: a file for each replica and nexus with its NVMe reservations, that is, which nexus may write. Without the file
+	// a replica starts without reservations, and each nexus registers again when it opens the replica (io-engine, bdev/nexus/nexus_child.rs). A
+	// DiskPool in a file there is data: see mayastorPools.
+	{"DaemonSet", "", "app=io-engine", "/var/local/*/io-engine", "Mayastor 2.7.1, io/io-engine-daemonset.yaml"},
+	{"DaemonSet", "", "app=io-engine", "/var/local/io-engine", "Mayastor 2.0, io/io-engine-daemonset.yaml"},
+	{"DaemonSet", "", "", "/var/lib/iscsi", "democratic-csi 0.15.1, node.yaml: records that each login makes again"},
+	{"DaemonSet", "", "app.kubernetes.io/name=democratic-csi", "/", "democratic-csi 0.15.1, node.yaml: it runs iscsiadm and mount in the host"},
+	{"DaemonSet", "synology-csi", "app=synology-csi-node", "/", "synology-csi 1.2.1, node.yml: it runs iscsiadm and mount in the host"},
+	{"DaemonSet", "", "", "/var/lib/seaweedfs-mount", "SeaweedFS CSI 1.4.29, daemonset-mount.yaml: a socket"},
 }
 
 // isRegenerated reports whether the pod fills the path again on a new machine.
 func isRegenerated(p *corev1.Pod, at string) bool {
 	return slices.ContainsFunc(regeneratedPaths, func(r regenerated) bool {
-		return (r.pods == "" || r.pods == stayingKind(p)) && (r.namespace == "" || r.namespace == p.Namespace) &&
-			(at == r.path || r.path != "/" && within(at, r.path))
+		key, value, _ := strings.Cut(r.label, "=")
+		return (r.pods == "" || r.pods == stayingKind(p)) && (r.namespace == "" || r.namespace == p.Namespace) && p.Labels[key] == value && r.covers(at)
 	})
+}
+
+func (r regenerated) covers(at string) bool {
+	names := strings.Split(at, "/")
+	names = names[:min(len(names), strings.Count(r.path, "/")+1)]
+	ok, err := path.Match(r.path, strings.Join(names, "/"))
+	return ok && err == nil
 }
 
 const (

@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"net/url"
+	"path"
 	"slices"
 	"strings"
 	"time"
@@ -279,9 +281,35 @@ const (
 
 // diskPool is the part that we read of Mayastor's DiskPool, in each of its versions (k8s/operators/src/pool/diskpool/crd).
 type diskPool struct {
-	Spec struct {
-		Node string `json:"node"`
+	Metadata metav1.ObjectMeta `json:"metadata"`
+	Spec     struct {
+		Node  string   `json:"node"`
+		Disks []string `json:"disks"` // "/dev/sdb", "aio:///dev/sdb?blk_size=4096", "aio:///var/local/openebs/io-engine/pool.img"
 	} `json:"spec"`
+}
+
+// mayastorPools finds Mayastor's pools whose disk is a file of the node (io-engine, bdev/aio.rs and bdev/uring.rs).
+func (l *localScan) mayastorPools(ctx context.Context, groups []metav1.APIGroup) error {
+	version, installed, err := l.mayastorVersion(ctx, groups)
+	if err != nil || !installed {
+		return err
+	}
+	pools, err := listCustom[diskPool](ctx, l.Client, version.WithResource(mayastorPool), "")
+	if err != nil {
+		return err
+	}
+	for _, p := range pools {
+		n := l.byName(p.Spec.Node)
+		for _, disk := range p.Spec.Disks {
+			u, err := url.Parse(disk)
+			if n == nil || err != nil || u.Host != "" || !isPersistent(path.Clean("/"+u.Path)) {
+				continue
+			}
+			at := path.Clean("/" + u.Path)
+			n.pools = append(n.pools, cluster.LocalData{Name: "mayastor" + at, What: fmt.Sprintf("Mayastor DiskPool %s (%s)", p.Metadata.Name, at), Path: at})
+		}
+	}
+	return nil
 }
 
 // mayastorVersion finds the version of Mayastor's pools. The API group alone proves nothing: other engines of OpenEBS

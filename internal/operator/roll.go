@@ -212,7 +212,7 @@ func (t *turn) makeJob(ctx context.Context, kind attempt.Kind, name string) erro
 	spec := job.Spec{Cluster: t.cluster, Image: t.Image}
 	task.Results = job.PlanName(t.roll.Name)
 	if plan := t.roll.Status.Plan; kind != attempt.Plan {
-		task.Results, task.PlanHash, task.Continue = job.ReportName(t.roll.Name), plan.Hash, t.isContinued()
+		task.Results, task.PlanHash, task.Contents, task.Continue = job.ReportName(t.roll.Name), plan.Hash, plan.Contents, t.isContinued()
 		spec.Plan, spec.Near = job.PlanName(t.roll.Name), plan.LastNode
 	}
 	if p := t.roll.Status.Progress; p != nil {

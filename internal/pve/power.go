@@ -113,7 +113,7 @@ func (c *Client) seeState(vm cluster.VM, state string) func(context.Context) (si
 // Migration implements cluster.TieReader (qemu-server, API2/Qemu.pm, migrate_vm_precondition).
 func (c *Client) Migration(ctx context.Context, vm cluster.VM, to string) (cluster.Migration, error) {
 	var answer struct {
-		Allowed   []string        `json:"allowed_nodes"`
+		Allowed   []string        `json:"allowed_nodes"`     // nil for a running VM before qemu-server 8aeaad24 (Proxmox VE 8.4), which checks only when it migrates
 		NotOn     json.RawMessage `json:"not_allowed_nodes"` // an empty list where there are none, in older versions
 		Disks     []volume        `json:"local_disks"`
 		Resources []string        `json:"local_resources"`
@@ -123,7 +123,7 @@ func (c *Client) Migration(ctx context.Context, vm cluster.VM, to string) (clust
 	if err := c.conn.Get(ctx, vmPath(vm, "migrate")+"?target="+url.QueryEscape(to), &answer); err != nil {
 		return cluster.Migration{}, err
 	}
-	m := cluster.Migration{Allowed: slices.Contains(answer.Allowed, to), Resources: answer.Resources, Along: answer.Dependent}
+	m := cluster.Migration{Allowed: answer.Allowed == nil || slices.Contains(answer.Allowed, to), Resources: answer.Resources, Along: answer.Dependent}
 	m.LocalDisks = cluster.Each(answer.Disks, func(v volume) string { return v.Volid })
 	m.WhileOff = slices.DeleteFunc(slices.Clone(answer.Resources), func(r string) bool { return slices.Contains(answer.Mapped, r) })
 	if !m.Allowed {
@@ -206,7 +206,10 @@ func (c *Client) seeMigrated(vm cluster.VM, to string) func(context.Context) (si
 	}
 }
 
-const haResources = "/cluster/ha/resources"
+const (
+	haResources = "/cluster/ha/resources"
+	haCurrent   = "/cluster/ha/status/current"
+)
 
 func sid(id cluster.VMID) string { return fmt.Sprintf("vm:%d", id) }
 
@@ -260,6 +263,30 @@ func (l *look) haResource(ctx context.Context, id cluster.VMID) (*cluster.HAReso
 		return haResource(id, raw)
 	}
 	return nil, err
+}
+
+// haDisarmed says that Proxmox HA, of which the VM is a resource, is disarmed (pve-ha-manager 5.1.3, API2/HA/Status.pm):
+// then its manager neither releases a VM nor takes one.
+func (l *look) haDisarmed(ctx context.Context, ha *cluster.HAResource) ([]string, error) {
+	if ha == nil {
+		return nil, nil
+	}
+	return once(l, "HA status", func() (out []string, err error) {
+		var rows []haRow
+		err = l.conn.Get(ctx, haCurrent, &rows)
+		for _, r := range rows {
+			if r.Type == "fencing" && strings.HasPrefix(r.Armed, "disarm") {
+				out = append(out, fmt.Sprintf("Proxmox HA is %s, and neither releases a VM nor takes one until ha-manager crm-command arm-ha", r.Status))
+			}
+		}
+		return out, err
+	})
+}
+
+// haRow is a row of the status of Proxmox HA.
+type haRow struct {
+	Type, SID, State, Status string
+	Armed                    string `json:"armed-state"`
 }
 
 // RemoveHA implements cluster.HA. It returns when the cluster's resource manager has released the VM: until its next
@@ -414,8 +441,8 @@ func (c *Client) awaitHA(ctx context.Context, id cluster.VMID, managed bool) err
 		name = "Proxmox HA takes over " + sid(id)
 	}
 	return wait.Until(ctx, wait.For{Name: name, Every: c.conn.Poll, Timeout: settleTime}, func(ctx context.Context) (bool, string, error) {
-		var rows []struct{ Type, SID, State string }
-		if err := c.conn.Get(ctx, "/cluster/ha/status/current", &rows); err != nil {
+		var rows []haRow
+		if err := c.conn.Get(ctx, haCurrent, &rows); err != nil {
 			return false, "", api.StopOnAnswer(err)
 		}
 		for _, r := range rows {

@@ -299,6 +299,23 @@ func TestMigration(t *testing.T) {
 	})
 }
 
+// A host that Proxmox does not list is refused, except if Proxmox lists none: before 8.4 it did not for a VM that runs.
+func TestMigrationOfAnOlderProxmox(t *testing.T) {
+	type row struct {
+		answer  string
+		allowed bool
+	}
+	onEachNode(t, map[string]row{
+		"none listed": {`{"running":1,"local_disks":[],"local_resources":[]}`, true},
+		"empty":       {`{"running":1,"local_disks":[],"local_resources":[],"allowed_nodes":[]}`, false},
+		"another":     {`{"running":0,"local_disks":[],"local_resources":[],"allowed_nodes":["pve3"],"not_allowed_nodes":[]}`, false},
+	}, func(t *testing.T, pve1 *fake, c *Client, tc row) {
+		pve1.On("GET /nodes/pve1/qemu/101/migrate?target=pve2", data(tc.answer))
+		m := must.Get(c.Migration(t.Context(), cluster.VM{ID: 101, Host: "pve1"}, "pve2"))(t)
+		must.Equal(t, "allowed", tc.allowed, m.Allowed)
+	})
+}
+
 func TestMigrate(t *testing.T) {
 	inLab(t, func(t *testing.T, l lab) {
 		vm := l.read(t, 9011)

@@ -82,11 +82,12 @@ func (l *look) of(ctx context.Context, vm cluster.VM) (cluster.Ties, error) {
 	backups, errBackups := l.backups(ctx, vm)
 	replications, errReplications := l.replications(ctx, vm, jobs)
 	ha, errHA := l.haResource(ctx, vm.ID)
+	disarmed, errDisarmed := l.haDisarmed(ctx, ha)
 	tags, errTags := l.restrictedTags(ctx, vm)
 	snippets, errSnippets := l.snippets(ctx, vm)
 	arch, errArch := l.hostArch(ctx, vm)
 	vnets, errVNets := l.vnets(ctx, vm)
-	err := errors.Join(errFirewall, errACL, errJobs, errSnapshots, errBackups, errReplications, errHA, errTags, errSnippets, errArch, errVNets)
+	err := errors.Join(errFirewall, errACL, errJobs, errSnapshots, errBackups, errReplications, errHA, errDisarmed, errTags, errSnippets, errArch, errVNets)
 	if err != nil {
 		return cluster.Ties{}, fmt.Errorf("read what belongs to %s: %w", vm, err)
 	}
@@ -94,7 +95,7 @@ func (l *look) of(ctx context.Context, vm cluster.VM) (cluster.Ties, error) {
 		wrong = append(wrong, fmt.Sprintf("option %s, which only an editor writes", option))
 	}
 	dropped := cluster.Each(wrong, func(why string) string { return "a firewall that Proxmox would not take again (" + why + ")" })
-	return cluster.Ties{Firewall: fw, Dropped: dropped, ACL: acl, Jobs: jobs, Snapshots: snapshots, Busy: append(backups, replications...), HA: ha, Tags: tags, HostArch: arch, VNets: vnets, Snippets: snippets}, nil
+	return cluster.Ties{Firewall: fw, Dropped: dropped, ACL: acl, Jobs: jobs, Snapshots: snapshots, Busy: slices.Concat(backups, replications, disarmed), HA: ha, Tags: tags, HostArch: arch, VNets: vnets, Snippets: snippets}, nil
 }
 
 // aclEntries returns the ACL entries of the VM itself that our token sees.

@@ -36,6 +36,7 @@ func untied(pve1 *fake) {
 		"GET /nodes/pve1/tasks?source=active&limit=500": `[]`,
 		"GET /nodes/pve1/time":                          `{"time":946684800}`,
 		haList:                                          `[{"sid":"vm:102","type":"vm","new":{"a":1}}]`,
+		haStatus:                                        `[{"id":"fencing","type":"fencing","armed-state":"armed","status":"armed (CRM watchdog active)"}]`,
 	} {
 		pve1.On(path, data(list))
 	}
@@ -95,6 +96,13 @@ func TestTies(t *testing.T) {
 		"HA without a state": {
 			path: haList, answer: data(`[{"sid":"vm:101","type":"vm","digest":"d"}]`),
 			want: cluster.Ties{HA: &cluster.HAResource{VMID: 101, State: "started", Settings: map[string]string{}}},
+		},
+		"HA that is disarmed": {
+			path: haList, answer: data(`[{"sid":"vm:101","type":"vm"}]`),
+			path2: haStatus, answer2: data(`[{"id":"fencing","type":"fencing","armed-state":"disarming","status":"disarming, resource mode: freeze (CRM watchdog active)"}]`),
+			want: cluster.Ties{HA: &cluster.HAResource{VMID: 101, State: "started", Settings: map[string]string{}}, Busy: []string{
+				"Proxmox HA is disarming, resource mode: freeze (CRM watchdog active), and neither releases a VM nor takes one until ha-manager crm-command arm-ha",
+			}},
 		},
 		"HA with a group that is gone": {
 			path: haList, answer: data(`[{"sid":"vm:101","type":"vm","digest":"d","group":"rack9","errors":{"group":"group 'rack9' does not exist"}}]`),

@@ -6,6 +6,8 @@ import (
 	"bytes"
 	"encoding/base64"
 	"encoding/json"
+	"fmt"
+	"maps"
 	"net/url"
 	"os"
 	"path/filepath"
@@ -86,6 +88,7 @@ type pattern struct {
 	// secret returns how many bytes after the kept part are secret, for a match that may be words of a message. nil: the
 	// whole match is secret. See secretIn.
 	secret func(before, kept, match, rest string) int
+	loose  bool // it hides more than secrets: what has a secret's name before it, addresses with parameters, public keys of SSH
 }
 
 // patterns match texts that look like a secret, and say what to keep of a match: tokens of Proxmox, Kubernetes and
@@ -94,27 +97,27 @@ type pattern struct {
 // compiled when the first text is read, not at each start of recast.
 var patterns = sync.OnceValue(func() []pattern {
 	return []pattern{
-		{regexp.MustCompile(`-----BEGIN [A-Z0-9 ]+-----(?:[^"\\]|\\[^"])*?-----END [A-Z0-9 ]+-----`), "", nil},
-		{regexp.MustCompile(`-----BEGIN [A-Z0-9 ]+-----(?:[^"\\]|\\[^"])*`), "", nil}, // cut off
-		{regexp.MustCompile(`LS0tLS1CRUdJTi[A-Za-z0-9+/=]+`), "", nil},                // "-----BEGIN" in base64
-		{regexp.MustCompile(`AGE-SECRET-KEY-1[A-Z0-9]+`), "", nil},
-		{regexp.MustCompile(`(?i)(PVEAPIToken=)(?:[^\s"'\\,;]|\\[^\s"'])+`), "${1}", nil},
-		{regexp.MustCompile(`([\w.+-]+@[\w.-]+![\w.-]+=)(?:[^\s"'\\,;]|\\[^\s"'])+`), "${1}", nil},
-		{regexp.MustCompile(`(?i)(` + wordStart + `(?:bearer|basic) )[A-Za-z0-9+/_=.~-]{8,}`), "${1}", unless(func(_, rest string) bool { return prose(rest) })},
-		{regexp.MustCompile(`(?i)((?:` + headers + `)\\?["']?\s*[:=]\s*\\?["']?)[^\r\n"'\\,;]+`), "${1}", secretIn},
-		{regexp.MustCompile(secretName + `\\")(?:[^"\\]|\\[^"])+`), "${1}", nil}, // JSON within JSON
-		{regexp.MustCompile(secretName + `")(?:[^"\\]|\\.)+`), "${1}", nil},
-		{regexp.MustCompile(secretName + `')[^'\r\n]+`), "${1}", nil},
-		{regexp.MustCompile(secretName + `)[^\s"'\\,;&{}\[\]]+`), "${1}", secretIn},
-		{regexp.MustCompile(`(` + wordStart + `)eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]*)?`), "${1}", nil},
-		{regexp.MustCompile(`(` + wordStart + `)(?:gh[pousr]_[A-Za-z0-9]{20,}|github_pat_[A-Za-z0-9_]{20,}|glpat-[A-Za-z0-9_-]{16,}|AKIA[0-9A-Z]{16})`), "${1}", nil},
-		{regexp.MustCompile(`(hooks\.slack\.com/services/)` + unquoted), "${1}", nil},
-		{regexp.MustCompile(`(ds=nocloud[\w-]*;)` + unquoted), "${1}", nil},
-		{regexp.MustCompile(`([a-z][a-z0-9+.-]*://)(?:[^\s/@"'\\]|\\[^\s"'])+@`), "${1}" + Mark + "@", nil},
-		{regexp.MustCompile(`(https?://[^\s"'\\?#]+\?)` + unquoted), "${1}", nil},
-		{regexp.MustCompile(`(` + wordStart + `)(?:ssh-(?:rsa|ed25519|dss)|ecdsa-sha2-[a-z0-9-]+) [A-Za-z0-9+/=]{20,}`), "${1}", nil},
-		{regexp.MustCompile(`(` + wordStart + `)[A-Za-z0-9+/]{90,}={0,2}`), "${1}", nil},                                                                                        // base64 longer than any digest
-		{regexp.MustCompile(`(` + wordStart + `)[a-z0-9]{6}\.[a-z0-9]{16}\b`), "${1}", unless(func(match, _ string) bool { return !strings.ContainsAny(match, "0123456789") })}, // a bootstrap token of Kubernetes, or of Talos
+		{regexp.MustCompile(`-----BEGIN [A-Z0-9 ]+-----(?:[^"\\]|\\[^"])*?-----END [A-Z0-9 ]+-----`), "", nil, false},
+		{regexp.MustCompile(`-----BEGIN [A-Z0-9 ]+-----(?:[^"\\]|\\[^"])*`), "", nil, false}, // cut off
+		{regexp.MustCompile(`LS0tLS1CRUdJTi[A-Za-z0-9+/=]+`), "", nil, false},                // "-----BEGIN" in base64
+		{regexp.MustCompile(`AGE-SECRET-KEY-1[A-Z0-9]+`), "", nil, false},
+		{regexp.MustCompile(`(?i)(PVEAPIToken=)(?:[^\s"'\\,;]|\\[^\s"'])+`), "${1}", nil, false},
+		{regexp.MustCompile(`([\w.+-]+@[\w.-]+![\w.-]+=)(?:[^\s"'\\,;]|\\[^\s"'])+`), "${1}", nil, false},
+		{regexp.MustCompile(`(?i)(` + wordStart + `(?:bearer|basic) )[A-Za-z0-9+/_=.~-]{8,}`), "${1}", unless(func(_, rest string) bool { return prose(rest) }), false},
+		{regexp.MustCompile(`(?i)((?:` + headers + `)\\?["']?\s*[:=]\s*\\?["']?)[^\r\n"'\\,;]+`), "${1}", secretIn, true},
+		{regexp.MustCompile(secretName + `\\")(?:[^"\\]|\\[^"])+`), "${1}", nil, true}, // JSON within JSON
+		{regexp.MustCompile(secretName + `")(?:[^"\\]|\\.)+`), "${1}", nil, true},
+		{regexp.MustCompile(secretName + `')[^'\r\n]+`), "${1}", nil, true},
+		{regexp.MustCompile(secretName + `)[^\s"'\\,;&{}\[\]]+`), "${1}", secretIn, true},
+		{regexp.MustCompile(`(` + wordStart + `)eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]*)?`), "${1}", nil, false},
+		{regexp.MustCompile(`(` + wordStart + `)(?:gh[pousr]_[A-Za-z0-9]{20,}|github_pat_[A-Za-z0-9_]{20,}|glpat-[A-Za-z0-9_-]{16,}|AKIA[0-9A-Z]{16})`), "${1}", nil, false},
+		{regexp.MustCompile(`(hooks\.slack\.com/services/)` + unquoted), "${1}", nil, false},
+		{regexp.MustCompile(`(ds=nocloud[\w-]*;)` + unquoted), "${1}", nil, false},
+		{regexp.MustCompile(`([a-z][a-z0-9+.-]*://)(?:[^\s/@"'\\]|\\[^\s"'])+@`), "${1}" + Mark + "@", nil, false},
+		{regexp.MustCompile(`(https?://[^\s"'\\?#]+\?)` + unquoted), "${1}", nil, true},
+		{regexp.MustCompile(`(` + wordStart + `)(?:ssh-(?:rsa|ed25519|dss)|ecdsa-sha2-[a-z0-9-]+) [A-Za-z0-9+/=]{20,}`), "${1}", nil, true},
+		{regexp.MustCompile(`(` + wordStart + `)[A-Za-z0-9+/]{90,}={0,2}`), "${1}", nil, false},                                                                                        // base64 longer than any digest
+		{regexp.MustCompile(`(` + wordStart + `)[a-z0-9]{6}\.[a-z0-9]{16}\b`), "${1}", unless(func(match, _ string) bool { return !strings.ContainsAny(match, "0123456789") }), false}, // a bootstrap token of Kubernetes, or of Talos
 	}
 })
 
@@ -181,6 +184,79 @@ func isPlace(value string) bool {
 	_, err := os.Stat(value)
 	return filepath.IsAbs(value) && err == nil
 }
+
+// references are what stands for a secret in a file: a template's field, a variable, a command.
+var references = regexp.MustCompile(`\$?\{\{.*?\}\}|\$\{[^}]*\}|\$\([^)]*\)|\$\w+`)
+
+// allowed are long texts that are no secrets: certificates, public keys, and what sops has encrypted.
+var allowed = regexp.MustCompile(`LS0tLS1CRUdJTiBDRVJUSUZJQ0FURS[A-Za-z0-9+/=]+|ENC\[[^\]]*\]|-----BEGIN (?:CERTIFICATE|PUBLIC KEY|AGE ENCRYPTED FILE)-----`)
+
+// assignment is one of a script.
+var assignment = regexp.MustCompile(`(?m)^[ \t]*(?:export[ \t]+)?(\w+)=["']?([^\s"']+)`)
+
+// Holds says what in a file of that name is secret, with its field or its line; "": nothing is. References to secrets
+// are none, nor is what sops has encrypted, nor a certificate, nor an example without a digit.
+func Holds(name string, data []byte) string {
+	text := references.ReplaceAllString(string(data), "")
+	structured := slices.Contains([]string{".yaml", ".yml", ".json"}, filepath.Ext(name))
+	if structured {
+		for _, doc := range documents([]byte(text)) {
+			if at := firstSecret(doc, nil); at != "" {
+				return "a secret in its field " + at
+			}
+		}
+	}
+	text = allowed.ReplaceAllString(text, "")
+	inLine := func(at int) string {
+		return fmt.Sprintf("a key, a token or a login in line %d", strings.Count(text[:at], "\n")+1)
+	}
+	for _, p := range patterns() {
+		for _, at := range p.re.FindAllStringSubmatchIndex(text, -1) {
+			from := at[0]
+			if len(at) > 2 {
+				from = at[3]
+			}
+			secret := text[from:at[1]]
+			isSecret := p.secret == nil || p.secret(text[:at[0]], text[at[0]:from], secret, text[at[1]:]) > 0
+			isExample := p.keep != "" && !strings.ContainsAny(secret, "0123456789")
+			if isSecret && !isExample && !p.loose {
+				return inLine(at[0])
+			}
+		}
+	}
+	for _, at := range assignment.FindAllStringSubmatchIndex(text, -1) {
+		if pair := text[at[2]:at[3]] + "=" + text[at[4]:at[5]]; !structured && len(Environ([]string{pair})) > 0 {
+			return inLine(at[0])
+		}
+	}
+	return ""
+}
+
+// firstSecret returns the path of the first field, in the order of their names, that is secret by its name.
+func firstSecret(v any, path []string) string {
+	switch v := v.(type) {
+	case map[string]any:
+		for _, key := range slices.Sorted(maps.Keys(v)) {
+			if at := firstSecret(v[key], append(slices.Clip(path), key)); at != "" {
+				return at
+			}
+		}
+	case []any:
+		for _, value := range v {
+			if at := firstSecret(value, path); at != "" {
+				return at
+			}
+		}
+	case string:
+		refers := slices.ContainsFunc(path, func(key string) bool { return key == "sops" || strings.HasSuffix(key, "KeyRef") })
+		if v != "" && Named(path, v) && !refers && !public.MatchString(path[len(path)-1]) && !strings.HasPrefix(v, "ENC[") {
+			return strings.Join(path, ".")
+		}
+	}
+	return ""
+}
+
+var public = regexp.MustCompile(`(?i)^(?:crt|.*certificate(?:-authority)?-data)$`)
 
 // YAML lists the values in a YAML stream whose keys mark them as secret, as in machine configurations, talosconfigs
 // and kubeconfigs.

@@ -58,6 +58,7 @@ type Options struct {
 	// Keychain has the logins; nil: the login files of docker and podman with their credential helpers; otherwise,
 	// for ghcr.io, GITHUB_TOKEN.
 	Keychain authn.Keychain
+	Insecure []string // hosts, such as "10.0.0.5:5000", that are spoken to without TLS; others are not, except on this machine
 }
 
 // Client reads registries, and writes to the mirror.
@@ -80,6 +81,7 @@ func New(o Options) (*Client, error) {
 			return nil, err
 		}
 	}
+	c.transport = trust.Encrypted(c.transport, o.Insecure)
 	if o.Wrap != nil {
 		c.transport = o.Wrap(c.transport)
 	}
@@ -136,13 +138,16 @@ func explain(err error, r name.Repository) error {
 	if isStalled(err) {
 		return fault.WithHint(err, "run it again: blobs that were transferred completely are not sent again")
 	}
+	e, ok := errors.AsType[*transport.Error](err)
+	if errors.Is(err, trust.ErrClear) || !ok && errors.Is(err, http.ErrSchemeMismatch) {
+		return fault.WithHint(fault.TLS.Of(err), "a registry without TLS has to be named in images.insecure: logins go to it in the clear, and who is on the way can change what it answers")
+	}
 	if explained, ok := trust.Explain(err); ok {
 		return explained
 	}
 	if explained, ok := damaged(err); ok {
 		return explained
 	}
-	e, ok := errors.AsType[*transport.Error](err)
 	_, unreachable := errors.AsType[*url.Error](err)
 	switch {
 	case !ok && unreachable && !errors.Is(err, context.Canceled):

@@ -7,6 +7,7 @@ import (
 	"compress/gzip"
 	"context"
 	"crypto/sha256"
+	"crypto/tls"
 	"encoding/hex"
 	"encoding/json"
 	"encoding/pem"
@@ -15,11 +16,13 @@ import (
 	"io"
 	"log"
 	"math/rand/v2"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -316,6 +319,83 @@ func TestCAFile(t *testing.T) {
 }
 
 // Everything that a registry says becomes one line without escape sequences.
+// TestNothingInTheClear: a registry without TLS, or one that leads to a server without TLS, gets no request, and so no login.
+func TestNothingInTheClear(t *testing.T) {
+	const private = "10.1.2.3:5000"
+	for name, tc := range map[string]struct {
+		ref      string
+		insecure []string
+		answers  http.HandlerFunc // of the server that has TLS; nil: there is none
+		clear    bool             // a login arrives without TLS
+	}{
+		"a private address":     {private + "/acme/frr:1", nil, nil, false},
+		"a local name":          {"registry.localhost/acme/frr:1", nil, nil, false},
+		"named":                 {private + "/acme/frr:1", []string{private}, nil, true},
+		"a public name, named":  {"registry.example:5000/acme/frr:1", []string{"registry.example:5000"}, nil, true},
+		"another one is named":  {private + "/acme/frr:1", []string{"10.1.2.4:5000"}, nil, false},
+		"this machine":          {"127.0.0.1:5000/acme/frr:1", nil, nil, true},
+		"tokens without TLS":    {"registry.example/acme/frr:1", nil, realm("http://10.1.2.3/token"), false},
+		"redirects without TLS": {"registry.example/acme/frr:1", nil, elsewhere("http://10.1.2.3/"), false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var requests, logins atomic.Int64
+			clear := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				requests.Add(1)
+				if r.Header.Get("Authorization") != "" {
+					logins.Add(1)
+				}
+				w.Header().Set("WWW-Authenticate", `Basic realm="registry"`)
+				w.WriteHeader(http.StatusUnauthorized)
+			}))
+			defer clear.Close()
+			at := clear
+			if tc.answers != nil {
+				at = httptest.NewTLSServer(tc.answers)
+				defer at.Close()
+			}
+			transport := &http.Transport{
+				TLSClientConfig: &tls.Config{InsecureSkipVerify: true}, //nolint:gosec // the names are not the server's
+				DialContext: func(ctx context.Context, network, addr string) (net.Conn, error) {
+					to := at
+					if tc.answers != nil && strings.HasPrefix(addr, "10.") {
+						to = clear
+					}
+					return new(net.Dialer).DialContext(ctx, network, to.Listener.Addr().String())
+				},
+			}
+			c := must.Get(New(Options{Transport: transport, Keychain: keychain{}, Insecure: tc.insecure}))(t)
+			_, _, err := c.Digest(t.Context(), tc.ref)
+			must.Hold(t, err != nil, "there is such an image")
+			must.Equal(t, "a login in the clear", tc.clear, logins.Load() > 0)
+			must.Equal(t, "a request in the clear", tc.clear, requests.Load() > 0)
+			if !tc.clear && !strings.Contains(err.Error(), "invalid realm") { // go-containerregistry's own words
+				must.Contain(t, "hint", strings.Join(fault.Hints(err), "\n"), "images.insecure")
+			}
+		})
+	}
+}
+
+// keychain has a login for every registry.
+type keychain struct{}
+
+func (keychain) Resolve(authn.Resource) (authn.Authenticator, error) {
+	return &authn.Basic{Username: "admin", Password: "hunter22"}, nil
+}
+
+func realm(at string) http.HandlerFunc {
+	return func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("WWW-Authenticate", fmt.Sprintf("Bearer realm=%q,service=%q", at, "registry"))
+		w.WriteHeader(http.StatusUnauthorized)
+	}
+}
+
+func elsewhere(at string) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		http.Redirect(w, r, at, http.StatusTemporaryRedirect)
+	}
+}
+
 func TestForeignTextIsOneLine(t *testing.T) {
 	t.Parallel()
 	for name, body := range map[string]string{

@@ -273,6 +273,7 @@ type Options struct {
 	Empty         bool
 	ControlPlanes int            // 0 means 1
 	Workers       int            // 0 means 2, None none
+	Domain        string         // of the machines' hostnames and of their Nodes, with its dot: ".example.org"
 	Hosts         int            // Proxmox nodes; 0 means 1
 	Speed         float64        // simulated seconds per real second; 0 means 1
 	Times         talosapi.Times // how long the machines' work takes
@@ -699,10 +700,10 @@ func (o objects) Renew(ctx context.Context, planted []map[string]any) error {
 // formEtcd creates the etcd cluster of the control planes as if bootstrapped long ago.
 // It returns each member's data by node name.
 func (l *Lab) formEtcd() map[string]talosapi.EtcdData {
-	var peers []talosapi.EtcdPeer
+	var peers []talosapi.EtcdPeer // named by the hostname alone
 	for _, n := range l.Nodes {
 		if n.ControlPlane {
-			peers = append(peers, talosapi.EtcdPeer{Name: n.Name, Addr: n.Addr})
+			peers = append(peers, talosapi.EtcdPeer{Name: strings.TrimSuffix(n.Name, l.o.Domain), Addr: n.Addr})
 		}
 	}
 	if len(peers) == 0 {
@@ -710,7 +711,7 @@ func (l *Lab) formEtcd() map[string]talosapi.EtcdData {
 	}
 	out := map[string]talosapi.EtcdData{}
 	for i, d := range l.machines.FormEtcd(l.Talos, peers...) {
-		out[peers[i].Name] = d
+		out[peers[i].Name+l.o.Domain] = d
 	}
 	return out
 }

@@ -72,7 +72,7 @@ func (o Options) nodes() []Node {
 			if o.Holder {
 				holder = o.firstHolder() + len(out)%o.Hosts
 			}
-			name := fmt.Sprintf("%s%d", prefix, i+1)
+			name := fmt.Sprintf("%s%d%s", prefix, i+1, o.Domain)
 			if v, own := o.VMs[name]; own {
 				layout = Layout{Bus: v.bus()}
 			}

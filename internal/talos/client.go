@@ -776,13 +776,13 @@ func single[R interface{ GetMessages() []T }, T any](asked string, answers R, er
 	return all[0], nil
 }
 
-// readUUID reads the SMBIOS UUID, lower-case.
-func readUUID(ctx context.Context, s session) (string, error) {
+// readSMBIOS reads the UUID, lower-case, and the SKU number.
+func readSMBIOS(ctx context.Context, s session) (uuid, sku string, err error) {
 	system, found, err := get[*hardware.SystemInformation](ctx, s, hardware.NewSystemInformation(hardware.SystemInformationID).Metadata())
 	if err != nil || !found {
-		return "", err
+		return "", "", err
 	}
-	return strings.ToLower(system.TypedSpec().UUID), nil
+	return strings.ToLower(system.TypedSpec().UUID), system.TypedSpec().SKUNumber, nil
 }
 
 // fileSilence is how long a machine may stay silent while it sends or lists files.

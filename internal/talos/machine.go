@@ -130,7 +130,7 @@ func readBareVersion(ctx context.Context, s session, m *cluster.Machine) error {
 }
 
 func readHardware(ctx context.Context, s session, m *cluster.Machine) (err error) {
-	m.UUID, err = readUUID(ctx, s)
+	m.UUID, m.SKU, err = readSMBIOS(ctx, s)
 	return err
 }
 

@@ -260,7 +260,7 @@ func TestBlankMachineBecomesNode(t *testing.T) {
 
 		config := l.config(talosapi.Machine{Hostname: "other", Installer: "old"})
 		patched := must.Get(c.PatchConfig(config, cluster.ConfigPatch{Installer: installer, Disk: blank.Disks[0], Hostname: "wk1"}))(t)
-		must.Do(t, c.ApplyConfig(ctx, workerAddr, strings.ToUpper(workerUUID), patched))
+		must.Do(t, c.ApplyConfig(ctx, workerAddr, cluster.Proof{UUID: strings.ToUpper(workerUUID), SKU: workerSKU}, patched))
 		node := await(t, func() (cluster.Machine, error) { return cluster.ReadMachine(ctx, c, workerAddr) },
 			func(m cluster.Machine) bool { return m.Stage == "running" && m.Ready && m.BootEntry != "" })
 		must.Hold(t, !node.FromISO, "an installed system runs from an ISO")
@@ -317,23 +317,27 @@ func TestApplyConfigRefuses(t *testing.T) {
 	inLab(t, func(t *testing.T, l *lab, c *Client) {
 		ctx := t.Context()
 		l.power("1F", workerUUID, drive("virtio0", "recast-1", 10, nil))
-		l.maintenance(c, workerAddr)
+		shown := l.maintenance(c, workerAddr).Fingerprint
 		secret := "hunter-two-is-a-secret"
 		broken := append(l.config(talosapi.Machine{Hostname: "wk1", Installer: installer, InstallSerial: "recast-1"}), "---\nkind: "+secret+"\nx: "+secret+"\n"...)
 		cases := map[string]struct {
 			addr   netip.Addr
-			uuid   string
+			who    cluster.Proof
 			config cluster.Secret
 			kind   fault.Kind
 			want   string
 		}{
-			"another machine":  {workerAddr, cpUUID, broken, fault.Refused, "nothing was applied"},
-			"no UUID to go by": {workerAddr, "", broken, fault.Refused, "nothing was applied"},
-			"configured":       {cpAddr, cpUUID, broken, fault.Failed, "it asked for a certificate"},
-			"Talos refuses it": {workerAddr, workerUUID, broken, fault.Refused, "rejects the configuration"},
+			"another machine":  {workerAddr, cluster.Proof{UUID: cpUUID, SKU: workerSKU}, broken, fault.Refused, "nothing was applied"},
+			"no UUID to go by": {workerAddr, cluster.Proof{SKU: workerSKU}, broken, fault.Refused, "nothing was applied"},
+			"a false machine":  {workerAddr, cluster.Proof{UUID: workerUUID, SKU: "recast00"}, broken, fault.Refused, "not the SKU number that recast wrote"},
+			"without a proof":  {workerAddr, cluster.Proof{UUID: workerUUID}, broken, fault.Refused, "which nobody has confirmed"},
+			"another's paper":  {workerAddr, cluster.Proof{UUID: workerUUID, Confirmed: []string{"AAAA"}}, broken, fault.Refused, "which nobody has confirmed"},
+			"configured":       {cpAddr, cluster.Proof{UUID: cpUUID, SKU: workerSKU}, broken, fault.Failed, "it asked for a certificate"},
+			"Talos refuses it": {workerAddr, cluster.Proof{UUID: workerUUID, SKU: workerSKU}, broken, fault.Refused, "rejects the configuration"},
+			"confirmed":        {workerAddr, cluster.Proof{UUID: workerUUID, Confirmed: []string{shown}}, broken, fault.Refused, "rejects the configuration"},
 		}
 		for name, cs := range cases {
-			err := c.ApplyConfig(ctx, cs.addr, cs.uuid, cs.config)
+			err := c.ApplyConfig(ctx, cs.addr, cs.who, cs.config)
 			must.Hold(t, err != nil && strings.Contains(err.Error(), cs.want) && fault.KindOf(err) == cs.kind && strings.HasPrefix(err.Error(), cs.addr.String()),
 				"%s: err = %v (kind %d)", name, err, fault.KindOf(err))
 			must.Hold(t, err == nil || !strings.Contains(err.Error(), secret), "%s: a secret is in %v", name, err)
@@ -356,7 +360,7 @@ func TestApplyConfigLosesItsAnswer(t *testing.T) {
 				dialer.Cut()
 			}
 		})
-		err := c.ApplyConfig(ctx, workerAddr, workerUUID, l.config(talosapi.Machine{Hostname: "wk1", Installer: installer}))
+		err := c.ApplyConfig(ctx, workerAddr, cluster.Proof{UUID: workerUUID, SKU: workerSKU}, l.config(talosapi.Machine{Hostname: "wk1", Installer: installer}))
 		must.FailIs(t, err, cluster.ErrLostAnswer)
 	})
 }
@@ -459,6 +463,7 @@ func TestClocks(t *testing.T) {
 
 const (
 	workerUUID = "5ec0ffee-0000-4000-8000-00000000901f"
+	workerSKU  = "recast0123456789abcdef0123456789abcdef"
 	cpUUID     = "5ec0ffee-0000-4000-8000-00000000900b"
 	installer  = "registry.example/installer@sha256:0000000000000000000000000000000000000000000000000000000000000001"
 	labVersion = "v1.13.9"
@@ -539,7 +544,7 @@ func (l *lab) power(mac, uuid string, drives ...world.Drive) (off func()) {
 	iso := must.Get(artefact.ISO(l.boots))(l.t)
 	drives = append(drives, world.Drive{Key: "ide2", CDROM: true, SizeBytes: int64(len(iso)), Media: world.NewMedia(iso)})
 	guest := l.fw.PowerOn(&world.Hardware{
-		VMID: 9000, Name: mac, Host: "pve1", UUID: uuid, MACs: []string{mac}, Arch: "amd64", Memory: 4096, BootOrder: []string{"virtio0", "ide2"}, NVRAM: world.NewMedia(talosapi.NVRAM(image())),
+		VMID: 9000, Name: mac, Host: "pve1", UUID: uuid, SKU: workerSKU, MACs: []string{mac}, Arch: "amd64", Memory: 4096, BootOrder: []string{"virtio0", "ide2"}, NVRAM: world.NewMedia(talosapi.NVRAM(image())),
 		Drives: func() []world.Drive { return slices.Clone(drives) }, PowerOff: func() {},
 	})
 	off = sync.OnceFunc(guest.Kill)

@@ -453,16 +453,17 @@ func (c *Client) StageConfig(ctx context.Context, addr netip.Addr, uuid string, 
 	return c.configure(ctx, addr, uuid, &machineapi.ApplyConfigurationRequest{Data: config, Mode: machineapi.ApplyConfigurationRequest_STAGED})
 }
 
-// CheckConfig implements cluster.Configurer. Errors are those of ApplyConfig.
+// CheckConfig implements cluster.Configurer. Errors are those of ApplyConfig. A dry run has the mode of a trial: with any other mode, Talos before
+// 1.14 ends a trial that runs, and keeps the configuration that was on trial (v1alpha1_server.go; talos#14343). In that mode it refuses what
+// needs a reboot.
 func (c *Client) CheckConfig(ctx context.Context, addr netip.Addr, uuid string, config cluster.Secret) (reboots bool, err error) {
 	err = c.call(ctx, addr.String(), func(ctx context.Context, s session) error {
 		if err := checkUUID(ctx, s, uuid, "nothing was asked"); err != nil {
 			return err
 		}
-		res, err := apply(ctx, s, &machineapi.ApplyConfigurationRequest{Data: config, Mode: machineapi.ApplyConfigurationRequest_AUTO, DryRun: true})
-		for _, m := range res.GetMessages() {
-			//lint:ignore SA1019 Talos up to 1.13 answers with it
-			reboots = reboots || m.GetMode() == machineapi.ApplyConfigurationRequest_REBOOT
+		_, err := apply(ctx, s, &machineapi.ApplyConfigurationRequest{Data: config, Mode: machineapi.ApplyConfigurationRequest_TRY, DryRun: true})
+		if _, reboots = errors.AsType[rebootError](err); reboots {
+			return nil
 		}
 		return err
 	})
@@ -503,7 +504,7 @@ func apply(ctx context.Context, s session, req *machineapi.ApplyConfigurationReq
 
 // checkUUID refuses a connection to another machine than the intended one; untouched says what was not done.
 func checkUUID(ctx context.Context, s session, uuid, untouched string) error {
-	found, err := readUUID(ctx, s)
+	found, _, err := readSMBIOS(ctx, s)
 	switch {
 	case err != nil:
 		return err
@@ -544,8 +545,17 @@ func applied(err error, config cluster.Secret) error {
 	case e.lost():
 		return fmt.Errorf("apply: %w: %s", cluster.ErrLostAnswer, withoutValues(e.text, config))
 	}
-	return fault.MachineConfig.Refusedf("the machine rejects the configuration: %s", withoutValues(e.text, config))
+	err = fault.MachineConfig.Refusedf("the machine rejects the configuration: %s", withoutValues(e.text, config))
+	if strings.Contains(e.text, "can't be applied in immediate mode") { // v1alpha1_runtime.go, CanApplyImmediate, before 1.14
+		return rebootError{err}
+	}
+	return err
 }
+
+// rebootError is that of a configuration that needs a reboot.
+type rebootError struct{ error }
+
+func (e rebootError) Unwrap() error { return e.error }
 
 // MaintenanceMachine reads a machine in maintenance mode. It is not ready before every disk has been probed.
 func (c *Client) MaintenanceMachine(ctx context.Context, addr netip.Addr) (m cluster.BlankMachine, err error) {
@@ -558,11 +568,21 @@ func (c *Client) MaintenanceMachine(ctx context.Context, addr netip.Addr) (m clu
 	return m, err
 }
 
-// ApplyConfig hands the machine its first configuration, over the same connection on which it reported its UUID. The
+// ApplyConfig hands the machine its first configuration, over the same connection on which it proved who it is. The
 // error wraps cluster.ErrLostAnswer if the configuration was sent and no answer came.
-func (c *Client) ApplyConfig(ctx context.Context, addr netip.Addr, uuid string, config cluster.Secret) error {
-	// Not every Talos accepts REBOOT, the zero value; all accept AUTO in maintenance mode.
-	return c.callBlank(ctx, addr, applying(uuid, &machineapi.ApplyConfigurationRequest{Data: config, Mode: machineapi.ApplyConfigurationRequest_AUTO}))
+func (c *Client) ApplyConfig(ctx context.Context, addr netip.Addr, who cluster.Proof, config cluster.Secret) error {
+	return c.callBlank(ctx, addr, func(ctx context.Context, s session) error {
+		uuid, sku, err := readSMBIOS(ctx, s)
+		if err == nil {
+			err = who.Check(uuid, sku, *s.fingerprint.Load())
+		}
+		if err != nil {
+			return err
+		}
+		// Not every Talos accepts REBOOT, the zero value; all accept AUTO in maintenance mode.
+		_, err = apply(ctx, s, &machineapi.ApplyConfigurationRequest{Data: config, Mode: machineapi.ApplyConfigurationRequest_AUTO})
+		return err
+	})
 }
 
 // TrustedCA implements cluster.Maintenance. The configuration of a worker also has the certificate of the CA, without

@@ -479,6 +479,29 @@ func TestReplaceConfig(t *testing.T) {
 	})
 }
 
+// A question about a configuration does not end a trial that somebody runs: Talos takes it back in time. The answer says whether the
+// configuration needs a reboot.
+func TestCheckConfigLeavesATrialAlone(t *testing.T) {
+	inLab(t, func(t *testing.T, l *lab, c *Client) {
+		ctx := t.Context()
+		l.running(c, cpAddr)
+		config := must.Get(c.MachineConfig(ctx, cpAddr))(t)
+		with := func(field string) cluster.Secret {
+			return bytes.Replace(config, []byte("\nmachine:\n"), []byte("\nmachine:\n    "+field+"\n"), 1)
+		}
+		runs := func() cluster.Secret { return must.Get(c.MachineConfigs(ctx, cpAddr))(t).Active }
+		before := runs()
+		must.Do(t, c.TryConfig(ctx, cpAddr, cpUUID, with("sysctls: {a: b}"), 5*time.Minute))
+		must.Hold(t, !bytes.Equal(before, runs()), "the configuration is not on trial")
+		for field, want := range map[string]bool{"sysctls: {a: c}": false, "udev: {rules: [a]}": true} {
+			reboots, err := c.CheckConfig(ctx, cpAddr, cpUUID, with(field))
+			must.Hold(t, err == nil && reboots == want, "%s reboots: %t, %v", field, reboots, err)
+		}
+		time.Sleep(6 * time.Minute)
+		must.Hold(t, bytes.Equal(before, runs()), "the trial did not end by itself")
+	})
+}
+
 // The lab's etcd as the client sees it, complete and broken.
 func TestEtcdOfTheLab(t *testing.T) {
 	inLab(t, func(t *testing.T, l *lab, c *Client) {
@@ -532,7 +555,7 @@ func TestMaintenanceOfEachRelease(t *testing.T) {
 		must.Hold(t, m.UUID == workerUUID && len(m.Disks) == 1 && m.Disks[0].Blank && (m.BootID != "") == want.bootID && len(m.Fingerprint) == 44,
 			"%+v", m)
 		config := l.config(talosapi.Machine{Hostname: "wk1.lab.internal", Installer: installer, InstallSerial: "recast-1"})
-		must.Do(t, c.ApplyConfig(t.Context(), workerAddr, workerUUID, config))
+		must.Do(t, c.ApplyConfig(t.Context(), workerAddr, cluster.Proof{UUID: workerUUID, SKU: workerSKU}, config))
 		running := l.running(c, workerAddr)
 		must.Equal(t, "names", []string{"wk1", "wk1"}, []string{running.Hostname, running.Nodename})
 		members := must.Get(c.Members(t.Context()))(t)
@@ -798,4 +821,28 @@ func TestSameConfig(t *testing.T) {
 	} {
 		must.Equal(t, name, tc.same, sameConfig([]byte(config), []byte(tc.other)))
 	}
+}
+
+// What recast sets itself is no difference, whichever document or notation has it on either side.
+func TestWhatRecastSetsIsNoDifference(t *testing.T) {
+	inLab(t, func(t *testing.T, l *lab, c *Client) {
+		base := string(l.config(talosapi.Machine{Hostname: "wk1", Installer: installer, InstallSerial: "recast-1"}))
+		bare, _, found := strings.Cut(base, "---\napiVersion: v1alpha1\nkind: HostnameConfig\n")
+		must.Hold(t, found, "the lab's configurations have no HostnameConfig:\n%s", base)
+		with := func(doc string) string { return bare + "---\napiVersion: v1alpha1\nkind: HostnameConfig\n" + doc }
+		replaced := func(old, new string) string {
+			must.Contain(t, "configuration", base, old)
+			return strings.Replace(base, old, new, 1)
+		}
+		all := []string{
+			base, bare, with("auto: stable\n"), with("auto: \"off\"\nhostname: other\n"), strings.Replace(bare, "machine:\n", "machine:\n    network:\n        hostname: other\n", 1),
+			replaced("diskSelector:\n            serial: recast-1", "disk: /dev/sda"), replaced("serial: recast-1", "size: '>= 10GB'"), replaced(installer, "ghcr.io/siderolabs/installer:v1.13.8"),
+		}
+		for _, runs := range all {
+			for _, file := range all {
+				f := must.Get(observe.CompareConfigs(c, cluster.Configs{Stored: cluster.Secret(runs), Active: cluster.Secret(runs)}, cluster.Secret(file), labVersion, labVersion))(t)
+				must.Hold(t, !f.Differs() && len(f.Identity) == 0, "%+v\n%s\n--- and\n%s", f, runs, file)
+			}
+		}
+	})
 }

@@ -449,7 +449,7 @@ func (c *Client) Kubernetes(ctx context.Context, addr netip.Addr) (cluster.Machi
 func (c *Client) KubernetesImages(ctx context.Context, addr netip.Addr) (cluster.MachineKubernetes, error) {
 	return ask(ctx, c, addr, func(ctx context.Context, s session) (k cluster.MachineKubernetes, err error) {
 		k.Revisions = map[cluster.Component]uint64{}
-		if k.UUID, err = readUUID(ctx, s); err == nil {
+		if k.UUID, _, err = readSMBIOS(ctx, s); err == nil {
 			err = readEach(ctx, s, &k, readStaticPods, readProxy, readKubelet)
 		}
 		return k, err

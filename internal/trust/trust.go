@@ -1,13 +1,16 @@
 // Package trust decides which certificates are trusted: those of the system and of a CA
-// file ([Transport]). [Explain] says why one is not, and what to do.
+// file ([Transport]). [Explain] says why one is not, and what to do. [Encrypted] sends nothing without TLS.
 package trust
 
 import (
 	"crypto/tls"
 	"crypto/x509"
 	"errors"
+	"fmt"
 	"net/http"
+	"net/netip"
 	"os"
+	"slices"
 
 	"github.com/recast-sh/recast/internal/fault"
 )
@@ -32,6 +35,44 @@ func Transport(caFile string) (*http.Transport, error) {
 	}
 	t.TLSClientConfig = &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots}
 	return t, nil
+}
+
+// ErrClear ends the error of a request that Encrypted does not send.
+var ErrClear = errors.New("without TLS")
+
+// Encrypted carries requests over TLS alone, except to a loopback address, and to the hosts in plain, such as "10.0.0.5:5000",
+// which get every request by http. It is for go-containerregistry, which falls back to http for private addresses and names
+// that end in .localhost (pkg/name/registry.go, Scheme), and then sends the login in the clear.
+func Encrypted(inner http.RoundTripper, plain []string) http.RoundTripper {
+	return encrypted{inner, plain}
+}
+
+type encrypted struct {
+	inner http.RoundTripper
+	plain []string
+}
+
+func (e encrypted) RoundTrip(req *http.Request) (*http.Response, error) {
+	host := req.URL.Hostname()
+	ip, err := netip.ParseAddr(host)
+	switch {
+	case slices.Contains(e.plain, req.URL.Host):
+		req = req.Clone(req.Context())
+		req.URL.Scheme = "http"
+	case req.URL.Scheme != "https" && host != "localhost" && (err != nil || !ip.IsLoopback()):
+		if req.Body != nil {
+			_ = req.Body.Close()
+		}
+		return nil, fmt.Errorf("nothing is sent to %s %w", req.URL.Host, ErrClear)
+	}
+	return e.inner.RoundTrip(req)
+}
+
+// CloseIdleConnections closes those of the inner transport.
+func (e encrypted) CloseIdleConnections() {
+	if t, ok := e.inner.(interface{ CloseIdleConnections() }); ok {
+		t.CloseIdleConnections()
+	}
 }
 
 // Explain adds the code and the remedy to an error about the certificate of a factory or registry; ok is false for any

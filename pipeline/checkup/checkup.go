@@ -479,6 +479,7 @@ func (d *checkup) nodes() {
 	for _, err := range d.survey.Shared {
 		d.fail(GroupNodes, "VMs", err)
 	}
+	d.neighbours()
 	for i, a := range d.res.Nodes {
 		if err := d.survey.Unread[i]; err != nil {
 			d.unreadNode(a, err)

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -363,6 +364,33 @@ func (d *checkup) foreignBridges() {
 			d.warn(GroupPrivileges, "SDN.Use for "+bridge, "make sure that the token has SDN.Use on /sdn/zones/<its zone>/"+bridge,
 				"%s is connected to a VNet, whose zone is not known: recreating it needs SDN.Use there", d.wanted[i].Name)
 		}
+	}
+}
+
+// neighbours warns of other VMs on the nodes' networks whose packets Proxmox' firewall does not see: such a VM can answer at a node's address,
+// and relay what is sent there. See Proof in package cluster.
+func (d *checkup) neighbours() {
+	own, networks := map[cluster.VMID]bool{}, map[string]bool{}
+	for _, f := range d.survey.Found {
+		if f.VM != nil {
+			own[f.VM.ID] = true
+			for _, n := range f.VM.NICs() {
+				networks[n.Network()] = true
+			}
+		}
+	}
+	others := map[string][]cluster.VM{}
+	for _, vm := range d.survey.VMs {
+		for _, n := range vm.NICs() {
+			if at := n.Network(); networks[at] && !n.Filtered && !own[vm.ID] && !slices.ContainsFunc(others[at], func(o cluster.VM) bool { return o.ID == vm.ID }) {
+				others[at] = append(others[at], vm)
+			}
+		}
+	}
+	for _, at := range slices.Sorted(maps.Keys(others)) {
+		d.warn(GroupNodes, at, "give the nodes a bridge or VLAN of their own, or those VMs Proxmox' firewall with macfilter and ipfilter (firewall=1 in netN)",
+			"other VMs on the nodes' network, without Proxmox' firewall, could relay what a node in maintenance mode is sent: %s",
+			words.First(cluster.Each(others[at], func(vm cluster.VM) string { return fmt.Sprintf("VM %d", vm.ID) })))
 	}
 }
 

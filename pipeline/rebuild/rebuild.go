@@ -61,7 +61,7 @@ func controlPlanes(ctx context.Context, p pipeline.Project, m pipeline.Machines,
 	for _, n := range p.Config.Nodes {
 		i := slices.IndexFunc(files, func(f configs.Config) bool { return f.Node == n.Name })
 		if i < 0 {
-			if slices.Contains(members, n.Name) {
+			if slices.ContainsFunc(members, func(m string) bool { return cluster.IsMember(m, n.Name) }) {
 				return p, nil, fault.WithHint(fault.MachineConfig.Configf("%s is a control plane, and has no configuration in talos.machineConfigs", n.Name), "it can't be read from a machine that is taken away: put it there")
 			}
 			continue
@@ -75,7 +75,7 @@ func controlPlanes(ctx context.Context, p pipeline.Project, m pipeline.Machines,
 		}
 	}
 	for _, m := range members {
-		if !slices.Contains(names, m) {
+		if !slices.ContainsFunc(names, func(node string) bool { return cluster.IsMember(m, node) }) {
 			return p, nil, fault.WithHint(fault.EtcdSnapshot.Refusedf("the snapshot is of an etcd with the member %s, which is not a control plane of recast.yaml: whether that is gone can't be seen", m), "list it, or take a later snapshot, from after it was removed")
 		}
 	}

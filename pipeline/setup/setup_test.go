@@ -223,10 +223,11 @@ func TestSayable(t *testing.T) {
 		change     func(*initial)
 		said, hint string
 	}{
-		"as it should be": {func(*initial) {}, "", ""},
-		"a name with a domain": {
-			func(in *initial) { in.found.Nodes[0].Name = "wk1.example" },
-			`nodes[0].name: "wk1.example" is not a name of a node`, "--exclude wk1.example leaves it out",
+		"as it should be":      {func(*initial) {}, "", ""},
+		"a name with a domain": {func(in *initial) { in.found.Nodes[0].Name = "wk1.example" }, "", ""},
+		"a name with an empty domain": {
+			func(in *initial) { in.found.Nodes[0].Name = "wk1..example" },
+			`nodes[0].name: "wk1..example" is not a name of a node`, "--exclude wk1..example leaves it out",
 		},
 		"a factory that is none":      {func(in *initial) { in.Factory = "factory.example" }, "images.factory: ", "--factory gives another one"},
 		"a cluster that is none":      {func(in *initial) { in.Cluster = "my cluster" }, "cluster: ", "--cluster gives it another name"},

@@ -51,11 +51,12 @@ func Addr(last byte) netip.Addr { return netip.AddrFrom4([4]byte{10, 0, 0, last}
 
 // NewScene returns the worker wk1, which is about to be recreated, with nothing in the way.
 func NewScene() *Scene {
-	vm := cluster.VM{ID: 101, Name: "wk1", Host: "pve1", Running: true, Config: KV{"smbios1": "uuid=u", "scsi0": "fast:vm-101-disk-0,serial=system", "scsi1": "fast:vm-101-disk-1,serial=data"}}
+	vm := cluster.VM{ID: 101, Name: "wk1", Host: "pve1", Running: true, Config: KV{"smbios1": "uuid=u,sku=" + SKU, "scsi0": "fast:vm-101-disk-0,serial=system", "scsi1": "fast:vm-101-disk-1,serial=data"}}
 	m := clustertest.InSync()
 	m.UUID, m.Nodename, m.BootID, m.Stage, m.Ready, m.SystemDisk = "u", "wk1", "b1", "running", true, "sda"
 	m.Disks = []cluster.MachineDisk{{Device: "sda", Serial: "system"}, {Device: "sdb", Serial: "data"}}
-	blank := cluster.BlankMachine{Machine: m}
+	blank := cluster.BlankMachine{Machine: m, Fingerprint: "shown"}
+	blank.SKU = SKU
 	blank.SystemDisk, blank.Stage, blank.FromISO = "", "maintenance", true
 	blank.Disks = []cluster.MachineDisk{{Device: "sda", Serial: "blank", Blank: true}, {Device: "sdb", Serial: "data"}}
 	s := &Scene{
@@ -271,7 +272,7 @@ func (k sceneMaintenance) PatchConfig(config cluster.Secret, _ cluster.ConfigPat
 	return config, k.s.PX.Call("PatchConfig")
 }
 
-func (k sceneMaintenance) ApplyConfig(context.Context, netip.Addr, string, cluster.Secret) error {
+func (k sceneMaintenance) ApplyConfig(context.Context, netip.Addr, cluster.Proof, cluster.Secret) error {
 	k.s.UUIDs[k.s.Plan.Addr] = k.s.Applied
 	return k.s.do("apply")
 }
@@ -483,6 +484,9 @@ func SavedAs(config string) func(*Scene) {
 		}
 	}
 }
+
+// SKU is what recast wrote into the SMBIOS of the node's VM.
+const SKU = "recast0123456789abcdef0123456789abcdef"
 
 // Filed puts the node's configuration in a file that the plan has shown.
 func Filed(s *Scene) {

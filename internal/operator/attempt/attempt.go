@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"compress/gzip"
 	"context"
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -15,7 +16,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -29,6 +29,7 @@ import (
 	"github.com/recast-sh/recast/api/v1alpha1"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/operator/source"
+	"github.com/recast-sh/recast/internal/redact"
 	"github.com/recast-sh/recast/schematics"
 )
 
@@ -113,6 +114,7 @@ func (a *Attempt) reportError(ctx context.Context, code int, err error) error {
 // prepare sets recast's environment. Images are cached on disk, everything else is in memory.
 func (a *Attempt) prepare() error {
 	a.Recast.Env = append(a.Recast.Env, "RECAST_CACHE_DIR="+filepath.Join(ScratchDir, "cache"))
+	a.Reporter.Hide = redact.New(a.known())
 	token, err := os.ReadFile(ProxmoxToken)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil // missing reports the Secret
@@ -128,7 +130,7 @@ func (a *Attempt) locked(ctx context.Context, command ...string) (ended, error) 
 	if a.Lock != v1alpha1.LockUpdate {
 		return a.Recast.run(ctx, nil, command...)
 	}
-	kept, err := os.ReadFile(filepath.Join(LockDir, KeyLock))
+	kept, err := a.keptLock(LockDir)
 	if err == nil {
 		err = os.WriteFile(filepath.Join(a.Recast.Dir, KeyLock), kept, 0o600)
 	}
@@ -145,6 +147,35 @@ func (a *Attempt) locked(ctx context.Context, command ...string) (ended, error) 
 		return e, err
 	}
 	return a.Recast.run(ctx, nil, command...)
+}
+
+// known lists the secrets of this pod. What a program printed may have them, and more people read a status or a
+// ConfigMap than a Secret.
+func (t Task) known() []string {
+	known := redact.Environ(os.Environ())
+	for _, m := range t.Secrets {
+		b, err := os.ReadFile(m.Path)
+		if err != nil || m.ConfigMap {
+			continue // missing reports it; the keys of a directory are variables, too
+		}
+		if inside := redact.YAML(b); len(inside) > 0 {
+			known = append(known, inside...)
+		} else {
+			known = append(known, string(b))
+		}
+	}
+	return known
+}
+
+// keptLock returns the lock that the last check kept. What someone else has written to its ConfigMap is none
+// (os.ErrNotExist): who may write a ConfigMap does not choose what nodes boot.
+func (a *Attempt) keptLock(dir string) ([]byte, error) {
+	kept, err := os.ReadFile(filepath.Join(dir, KeyLock))
+	if err == nil && sum(kept) != a.KeptLock {
+		fmt.Fprintln(a.Reporter.Log, "the kept recast.lock is not the one that the last check wrote: recast locks again")
+		return nil, os.ErrNotExist
+	}
+	return kept, err
 }
 
 // lockStale is the runbook of a lock that does not fit recast.yaml.
@@ -182,8 +213,10 @@ type Task struct {
 	Finished []string `json:"finished,omitempty"`
 	// Continue: an earlier attempt has begun the plan.
 	Continue bool `json:"continue,omitempty"`
-	// PlanHash is the hash of the approved plan.
+	// PlanHash is the hash of the approved plan, and Contents that of its text and files: see contents.
 	PlanHash string `json:"planHash,omitempty"`
+	Contents string `json:"contents,omitempty"`
+	KeptLock string `json:"keptLock,omitempty"` // v1alpha1.Check.KeptLock
 	// KubernetesRoll: the plan is a plan of recast upgrade-k8s.
 	KubernetesRoll bool     `json:"kubernetesRoll,omitempty"`
 	Only           []string `json:"only,omitempty"`
@@ -398,12 +431,8 @@ func (m Mounted) there() bool {
 	})
 }
 
-// secretText finds private keys: in PEM, of age, and as base64 PEM under key:, as Talos' machine configurations have
-// them. Certificates are under crt:. Texts that sops has encrypted do not match.
-var secretText = regexp.MustCompile(`-----BEGIN [A-Z0-9 ]*PRIVATE KEY-----|AGE-SECRET-KEY-1|\bkey["']?:\s*(?:[|>][-+0-9]*\s+)?["']?LS0tLS1CRUdJTi`)
-
 // packable calls do for each file to keep with a plan: all files but Secrets and those that recast made. More people
-// may read a ConfigMap than a Secret, so a private key in such a file is an error.
+// may read a ConfigMap than a Secret, so a secret in such a file is an error.
 func packable(dir string, secrets []v1alpha1.SecretFile, do func(name string, b []byte) error) error {
 	secret := map[string]bool{}
 	for _, f := range secrets {
@@ -422,8 +451,8 @@ func packable(dir string, secrets []v1alpha1.SecretFile, do func(name string, b 
 		if err != nil {
 			return err
 		}
-		if secretText.Match(b) {
-			return exit{ExitConfig, fmt.Errorf("%s has a private key, and the files are kept in a ConfigMap: put it into a Secret and name that in spec.secrets.files", name)}
+		if secret := redact.Holds(name, b); secret != "" {
+			return exit{ExitConfig, fmt.Errorf("%s has %s, and the files are kept in a ConfigMap: encrypt it with sops, or put the file into a Secret and name that in spec.secrets.files", name, secret)}
 		}
 		return do(name, b)
 	})
@@ -445,6 +474,11 @@ func pack(dir string, secrets []v1alpha1.SecretFile) ([]byte, error) {
 	}
 	return out.Bytes(), nil
 }
+
+// contents is the hash of a plan and of the files that it was made from.
+func contents(plan, packed []byte) string { return sum([]byte(sum(plan) + "\n" + sum(packed) + "\n")) }
+
+func sum(b []byte) string { return fmt.Sprintf("sha256:%x", sha256.Sum256(b)) }
 
 func unpack(dir string, packed io.Reader) error {
 	root, err := os.OpenRoot(dir)
@@ -504,7 +538,7 @@ type drift struct {
 const kubernetesReason = "kubernetes-version"
 
 func (a *Attempt) check(ctx context.Context) (int, error) {
-	c := v1alpha1.Check{Job: a.Job, For: a.For, Started: new(a.Now())}
+	c := v1alpha1.Check{Job: a.Job, For: a.For, Started: new(a.Now()), KeptLock: a.KeptLock}
 	fields := map[string]any{}
 	results, err := a.compare(ctx, &c, fields)
 	if err != nil {
@@ -575,7 +609,7 @@ func (a *Attempt) describeLock(c *v1alpha1.Check, fields map[string]any, results
 	fields["talos"] = v1alpha1.Versions{Wanted: lock.Talos}
 	if a.Lock == v1alpha1.LockUpdate {
 		if text, err := os.ReadFile(filepath.Join(a.Recast.Dir, KeyLock)); err == nil {
-			results[KeyLock] = text
+			results[KeyLock], c.KeptLock = text, sum(text)
 		}
 	}
 }
@@ -712,6 +746,7 @@ func (a *Attempt) plan(ctx context.Context) (int, error) {
 	if len(packed) > maxFiles {
 		return a.stop(ctx, ExitConfig, fmt.Sprintf("the files of the cluster take %d KiB compressed, %d fit beside a plan: name the directory with recast.yaml in spec.source", len(packed)>>10, maxFiles>>10))
 	}
+	p.Contents = contents(made.stdout, packed)
 	if err := a.keep(ctx, map[string][]byte{KeyPlan: made.stdout, KeyFiles: packed}); err != nil {
 		return ExitFailed, err
 	}

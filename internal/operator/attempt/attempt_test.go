@@ -3,6 +3,7 @@ package attempt
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"os"
 	"path/filepath"
@@ -19,6 +20,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	"github.com/recast-sh/recast/api/v1alpha1"
+	"github.com/recast-sh/recast/internal/redact"
 	"github.com/recast-sh/recast/internal/sim/must"
 )
 
@@ -170,7 +172,7 @@ func TestMissing(t *testing.T) {
 	must.Equal(t, "", want, a.missing())
 }
 
-// TestPackSecrets: private keys do not get into a ConfigMap.
+// TestPackSecrets: nothing secret gets into a ConfigMap.
 func TestPackSecrets(t *testing.T) {
 	t.Parallel()
 	type example struct {
@@ -181,11 +183,26 @@ func TestPackSecrets(t *testing.T) {
 		"PEM":               {"-----BEGIN PRIVATE KEY-----\nabc", true},
 		"PEM of a kind":     {"key: |\n  -----BEGIN ED25519 PRIVATE KEY-----\n", true},
 		"age":               {"# public key: age1\nAGE-SECRET-KEY-1ABC\n", true},
-		"machine":           {"machine:\n  ca:\n    crt: LS0tLS1CRUdJTiBD\n    key: LS0tLS1CRUdJTiBF\n", true},
+		"machine":           {"machine:\n  ca:\n    crt: LS0tLS1CRUdJTiBDRVJUSUZJQ0FURS0tLS0t\n    key: LS0tLS1CRUdJTiBF\n", true},
+		"machine's token":   {"machine:\n  token: abcdef.0123456789abcdef\n", true},
+		"cluster's secret":  {"cluster:\n  secret: c2VjcmV0\n", true},
+		"cluster's ID":      {"cluster:\n  id: c2VjcmV0\n", true},
+		"encryption secret": {"cluster:\n  secretboxEncryptionSecret: c2VjcmV0\n", true},
+		"kubeconfig":        {"users:\n  - user:\n      client-key-data: c2VjcmV0\n", true},
+		"Proxmox' token":    {"#!/bin/sh\nexport PROXMOX_VE_API_TOKEN='recast@pve!roll=01234567-89ab-cdef-0123-456789abcdef'\n", true},
+		"in a comment":      {"# was recast@pve!roll=01234567-89ab-cdef-0123-456789abcdef\n", true},
+		"login":             {"curl -H 'Authorization: Bearer abcdef0123456789'\n", true},
+		"password in a URL": {"url: https://me:hunter22@git.example/x\n", true},
+		"some not by sops":  {"token: abcdef.0123456789abcdef\nsops:\n  mac: ENC[AES256_GCM,data:x]\n", true},
+		"variable":          {"#!/bin/sh\nexport TOKEN=\"$OTHER\"; curl -H \"Authorization: Bearer ${TOKEN}\"; PASSWORD=$(pass show x)\n", false},
+		"of a workflow":     {"env:\n  PROXMOX_VE_API_TOKEN: ${{ secrets.TOKEN }}\n", false},
+		"of a Secret":       {"env:\n  - name: TOKEN\n    valueFrom: {secretKeyRef: {name: recast, key: token}}\n", false},
+		"example":           {"# PROXMOX_VE_API_TOKEN has the form user@realm!id=uuid\n", false},
+		"recast.yaml":       {"version: 1\nproxmox:\n  fingerprint: AA:BB\n", false},
 		"quoted":            {"ca: {crt: \"\", key: \"LS0tLS1CRUdJTiBF\"}", true},
 		"JSON":              {`{"crt":"","key":"LS0tLS1CRUdJTiBF"}`, true},
 		"folded":            {"key: >-\n    LS0tLS1CRUdJTiBF\n", true},
-		"certificate":       {"crt: LS0tLS1CRUdJTiBD\nca: |\n  -----BEGIN CERTIFICATE-----\n", false},
+		"certificate":       {"crt: LS0tLS1CRUdJTiBDRVJUSUZJQ0FURS0tLS0t\nca: |\n  -----BEGIN CERTIFICATE-----\n", false},
 		"encrypted by sops": {"key: ENC[AES256_GCM,data:LS0tLS1CRUdJTiBF]\nenc: |\n  -----BEGIN AGE ENCRYPTED FILE-----\n", false},
 		"public key":        {"-----BEGIN PUBLIC KEY-----\n", false},
 	}
@@ -194,7 +211,7 @@ func TestPackSecrets(t *testing.T) {
 		write(t, filepath.Join(dir, "machine", "cp1.yaml"), c.text)
 		_, err := pack(dir, nil)
 		must.Be(t, (err != nil) == c.secret, "%v", err)
-		if c.secret && (exitOf(err) != ExitConfig || !strings.HasPrefix(err.Error(), "machine/cp1.yaml has a private key") || !strings.HasSuffix(err.Error(), "put it into a Secret and name that in spec.secrets.files")) {
+		if c.secret && (exitOf(err) != ExitConfig || !strings.HasPrefix(err.Error(), "machine/cp1.yaml has a ") || !strings.HasSuffix(err.Error(), "put the file into a Secret and name that in spec.secrets.files")) {
 			t.Errorf("exit code %d: %v", exitOf(err), err)
 		}
 		if _, err := pack(dir, []v1alpha1.SecretFile{{Path: "machine/cp1.yaml"}}); err != nil {
@@ -203,7 +220,7 @@ func TestPackSecrets(t *testing.T) {
 	})
 }
 
-// TestArrange: snapshots go to their volume, and a check finds a private key before a plan does.
+// TestArrange: snapshots go to their volume, and a check finds a secret before a plan does.
 func TestArrange(t *testing.T) {
 	t.Parallel()
 	a, _ := testAttempt(t, Check, interceptor.Funcs{})
@@ -213,7 +230,7 @@ func TestArrange(t *testing.T) {
 	must.Hold(t, err == nil && strings.Contains(string(b), "etcdSnapshot: "+BackupDir),
 		"etcd snapshots would go into memory: %v\n%s", err, b)
 	write(t, filepath.Join(a.Recast.Dir, "keys.txt"), "AGE-SECRET-KEY-1ABC")
-	if err := a.arrange(); err == nil || !strings.HasPrefix(err.Error(), "keys.txt has a private key") {
+	if err := a.arrange(); err == nil || !strings.HasPrefix(err.Error(), "keys.txt has a key, a token or a login in line 1") {
 		t.Errorf("%v", err)
 	}
 }
@@ -262,6 +279,35 @@ func TestFinishUnkept(t *testing.T) {
 	}
 }
 
+// TestSecretsStayInThePod: what a program printed has no secret of the pod in a status or a ConfigMap, which more people
+// may read; hashes stay whole.
+func TestSecretsStayInThePod(t *testing.T) {
+	t.Parallel()
+	const token, key = "recast@pve!ci=0b5ad5a5-4c0e-4f3c-9a53-4b1f6a1f0d11", "dGhlIGtleSBvZiBhIGNsaWVudCwgd2hpY2ggaXMgbG9uZw=="
+	a, api := testAttempt(t, Roll, interceptor.Funcs{}, imageRoll(nil), results("lab-1-report"))
+	dir := t.TempDir()
+	write(t, filepath.Join(dir, "token"), token+"\n")
+	write(t, filepath.Join(dir, "kubeconfig"), "users: [{name: a, user: {client-key-data: "+key+"}}]\n")
+	a.Secrets = []Mounted{{Path: filepath.Join(dir, "token")}, {Path: filepath.Join(dir, "kubeconfig")}, {Path: filepath.Join(dir, "gone")}}
+	a.Reporter.Hide = redact.New(a.known())
+	p := newProgress([]string{"wk1"}, nil)
+	p.see(event{Step: "roll/wk1/settle", Status: "note", Node: "wk1", Text: "the hook printed " + key})
+	a.tellNow(t.Context(), p)
+	e := ended{code: 1, stdout: []byte(`{"run":"r1","outcome":"failed: ` + token + `"}`), trouble: trouble{Error: "401 for " + token}}
+	must.Do(t, a.finish(t.Context(), e, p))
+	hash := contents(nil, nil)
+	must.Do(t, a.report(t.Context(), map[string]any{"plan": v1alpha1.Plan{Hash: "0123456789abcdef", Contents: hash}}))
+	m := &corev1.ConfigMap{}
+	must.Do(t, api.Get(t.Context(), client.ObjectKeyFromObject(results("lab-1-report")), m))
+	s := statusOf(t, api)
+	must.Equal(t, "hash", hash, s.Plan.Contents)
+	written := string(must.Get(json.Marshal(s))(t)) + m.Data[KeyReport]
+	for _, secret := range []string{key, "0b5ad5a5"} {
+		must.Hold(t, !strings.Contains(written, secret), "%s is in\n%s", secret, written)
+	}
+	must.Hold(t, strings.Contains(s.Outcome.Message, "401 for") && strings.Contains(s.Progress.Message, "the hook printed"), "%+v %+v", s.Outcome, s.Progress)
+}
+
 // TestCheckUnkept: a check is reported even if its results can't be kept.
 func TestCheckUnkept(t *testing.T) {
 	t.Parallel()
@@ -279,11 +325,52 @@ func TestCheckUnkept(t *testing.T) {
 func TestPlanGone(t *testing.T) {
 	t.Parallel()
 	a, _ := testAttempt(t, Roll, interceptor.Funcs{}, imageRoll(nil))
-	dir := planOf(t, "{}")
+	dir := planOf(t, a, "{}")
 	must.Do(t, os.Remove(filepath.Join(dir, KeyPlan)))
 	if _, err := a.roll(t.Context(), dir); exitOf(err) != ExitRefused {
 		t.Errorf("%v", err)
 	}
+}
+
+// TestRewrittenPlan: who may write the ConfigMap of an approved plan decides neither what runs nor what is unpacked,
+// though the plan has the same ID.
+func TestRewrittenPlan(t *testing.T) {
+	t.Parallel()
+	const unfinished = `{"version":1,"id":"0123456789abcdef","nodes":[{"node":"wk1","resume":true}]}`
+	cases := map[string]func(t *testing.T, a *Attempt, dir string){
+		"other files": func(t *testing.T, _ *Attempt, dir string) {
+			write(t, filepath.Join(dir, KeyFiles), packedFiles(t, "gates: {http: [{url: http://198.51.100.1}]}\n"))
+		},
+		"another plan of the same ID": func(t *testing.T, _ *Attempt, dir string) {
+			write(t, filepath.Join(dir, KeyPlan), strings.Replace(unfinished, "wk1", "cp1", 1))
+		},
+		"a task without the hash": func(_ *testing.T, a *Attempt, _ string) { a.Contents = "" },
+	}
+	must.Each(t, cases, func(t *testing.T, rewrite func(*testing.T, *Attempt, string)) {
+		a, _ := testAttempt(t, Roll, interceptor.Funcs{}, imageRoll(nil))
+		a.PlanHash, a.Recast.Binary = "0123456789abcdef", "/bin/false"
+		dir := planOf(t, a, unfinished)
+		rewrite(t, a, dir)
+		_, err := a.roll(t.Context(), dir)
+		must.Hold(t, exitOf(err) == ExitRefused && strings.Contains(err.Error(), "not those that were approved"), "%v", err)
+		must.Equal(t, "unpacked files", 0, len(must.Get(os.ReadDir(a.Recast.Dir))(t)))
+	})
+}
+
+// TestRewrittenLock: a kept lock that the last check did not write is none.
+func TestRewrittenLock(t *testing.T) {
+	t.Parallel()
+	const kept = "version: 1\n"
+	dir := t.TempDir()
+	write(t, filepath.Join(dir, KeyLock), kept)
+	a, _ := testAttempt(t, Check, interceptor.Funcs{})
+	for _, a.KeptLock = range []string{sum([]byte("another")), ""} {
+		if _, err := a.keptLock(dir); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("%s: %v", a.KeptLock, err)
+		}
+	}
+	a.KeptLock = sum([]byte(kept))
+	must.Equal(t, "lock", kept, string(must.Get(a.keptLock(dir))(t)))
 }
 
 var began = time.Date(2026, 11, 27, 12, 0, 0, 0, time.UTC)
@@ -302,7 +389,7 @@ func testAttempt(t *testing.T, kind Kind, calls interceptor.Funcs, objects ...cl
 	return &Attempt{
 		Task:      Task{Kind: kind, Namespace: "clusters", Cluster: "lab", Roll: "lab-1", Job: "lab-1-roll-2", Results: "lab-1-report"},
 		Recast:    Recast{Dir: t.TempDir(), Log: t.Output()},
-		Reporter:  Reporter{Client: api, Log: t.Output(), Patient: 10 * time.Millisecond},
+		Reporter:  Reporter{Client: api, Log: t.Output(), Patient: 10 * time.Millisecond, Hide: redact.New(nil)},
 		Available: func(context.Context, string, string, string) (string, string) { return "", "" },
 		Now:       func() metav1.Time { return *clock(60) },
 	}, api
@@ -487,15 +574,22 @@ func TestKubernetesHash(t *testing.T) {
 	}
 }
 
-// planOf is a volume with the plan of a roll, as the Plan attempt has kept it.
-func planOf(t *testing.T, plan string) string {
+// planOf is a volume with the plan of a roll, as the Plan attempt has kept it and a person has approved it.
+func planOf(t *testing.T, a *Attempt, plan string) string {
 	t.Helper()
-	files, dir := t.TempDir(), t.TempDir()
-	write(t, filepath.Join(files, configFile), "kubernetes: {version: v1.36.1}\n")
-	packed := must.Get(pack(files, nil))(t)
-	write(t, filepath.Join(dir, KeyFiles), string(packed))
+	dir := t.TempDir()
+	packed := packedFiles(t, "kubernetes: {version: v1.36.1}\n")
+	write(t, filepath.Join(dir, KeyFiles), packed)
 	write(t, filepath.Join(dir, KeyPlan), plan)
+	a.Contents = contents([]byte(plan), []byte(packed))
 	return dir
+}
+
+func packedFiles(t *testing.T, config string) string {
+	t.Helper()
+	files := t.TempDir()
+	write(t, filepath.Join(files, configFile), config)
+	return string(must.Get(pack(files, nil))(t))
 }
 
 func write(t *testing.T, file, text string) {
@@ -525,7 +619,7 @@ func TestKubernetesAsApproved(t *testing.T) {
 		a, api := testAttempt(t, Kubernetes, interceptor.Funcs{}, imageRoll(c.progress), results("lab-1-report"))
 		a.PlanHash, a.Recast.Binary = planned, "/bin/sh" // it runs a file that is named like the command
 		write(t, filepath.Join(a.Recast.Dir, "upgrade-k8s"), "[ \"$1\" = --yes ] && { touch upgraded; echo '{\"run\":\"r1\",\"outcome\":\"done\"}'; exit; }\n"+c.dryRun+"\n")
-		code, err := a.roll(t.Context(), planOf(t, kubernetesReport))
+		code, err := a.roll(t.Context(), planOf(t, a, kubernetesReport))
 		if known := exitOf(err); known != 0 {
 			code, err = known, a.reportError(t.Context(), known, err)
 		}

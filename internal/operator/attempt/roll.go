@@ -21,6 +21,7 @@ import (
 
 	"github.com/recast-sh/recast/api/v1alpha1"
 	"github.com/recast-sh/recast/cluster/planning"
+	"github.com/recast-sh/recast/internal/redact"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -36,7 +37,7 @@ func (a *Attempt) roll(ctx context.Context, planDir string) (int, error) {
 	if err := a.takeOver(ctx); err != nil {
 		return ExitFailed, err
 	}
-	plan, err := a.Recast.unpackPlan(planDir)
+	plan, err := a.unpackPlan(planDir)
 	if err != nil {
 		return ExitFailed, exit{ExitRefused, fmt.Errorf("the ConfigMap %s-plan: %w: make another ImageRoll", a.Roll, err)}
 	}
@@ -153,21 +154,24 @@ func (r Recast) describeReport(outcome *v1alpha1.Outcome, stdout []byte) (map[st
 
 func joined(message, further string) string { return strings.TrimPrefix(message+"; "+further, "; ") }
 
-// unpackPlan unpacks the files of the plan, writes plan.json beside recast.yaml, and returns the text of plan.json.
-func (r Recast) unpackPlan(dir string) ([]byte, error) {
-	packed, err := os.Open(filepath.Join(dir, KeyFiles))
+// unpackPlan unpacks the files of the plan, writes plan.json beside recast.yaml, and returns the text of plan.json. It
+// fails unless plan and files are what was approved: others may write to the ConfigMap that has them.
+func (a *Attempt) unpackPlan(dir string) ([]byte, error) {
+	packed, err := os.ReadFile(filepath.Join(dir, KeyFiles))
 	if err != nil {
-		return nil, err
-	}
-	defer packed.Close()
-	if err := unpack(r.Dir, packed); err != nil {
 		return nil, err
 	}
 	text, err := result(dir, KeyPlan)
 	if err != nil {
 		return nil, err
 	}
-	return text, os.WriteFile(filepath.Join(r.Dir, KeyPlan), text, 0o600)
+	if found := contents(text, packed); found != a.Contents {
+		return nil, fmt.Errorf("its plan and files are not those that were approved: they have %s, and status.plan.contents was %q", found, a.Contents)
+	}
+	if err := unpack(a.Recast.Dir, bytes.NewReader(packed)); err != nil {
+		return nil, err
+	}
+	return text, os.WriteFile(filepath.Join(a.Recast.Dir, KeyPlan), text, 0o600)
 }
 
 // takeOverPatience is how long a roll waits for the Kubernetes API before it begins without the API.
@@ -269,6 +273,7 @@ type Reporter struct {
 	Client  client.Client
 	Log     io.Writer
 	Patient time.Duration // how long to try to report the end of an attempt
+	Hide    redact.Redactor
 }
 
 const retryPause = 2 * time.Second
@@ -306,7 +311,7 @@ func (r Reporter) status(ctx context.Context, o client.Object, fields map[string
 	if err != nil {
 		return err
 	}
-	return r.Client.Status().Patch(ctx, o, client.RawPatch(types.JSONPatchType, b))
+	return r.Client.Status().Patch(ctx, o, client.RawPatch(types.JSONPatchType, r.Hide.JSON(b)))
 }
 
 func (t Task) object() client.Object {
@@ -334,6 +339,12 @@ func (a *Attempt) keep(ctx context.Context, results map[string][]byte) error {
 		if key == KeyFiles {
 			binary[key] = b
 			continue
+		}
+		switch key {
+		case KeyDrift, KeyDoctor, KeyReport:
+			b = a.Reporter.Hide.JSON(b)
+		case KeyHTML:
+			b = []byte(a.Reporter.Hide.Text(string(b)))
 		}
 		data[key], binary[key+".gz"] = string(b), nil // null removes the key that an earlier attempt wrote
 		if len(b) <= maxText {

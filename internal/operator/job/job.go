@@ -360,8 +360,13 @@ func needed(spec v1alpha1.TalosClusterSpec) []attempt.Mounted {
 
 // Task returns a task with everything that follows from its cluster.
 func Task(c *v1alpha1.TalosCluster, kind attempt.Kind) attempt.Task {
+	var kept string
+	if check := c.Status.Check; check != nil {
+		kept = check.KeptLock
+	}
 	return attempt.Task{
-		Kind: kind, Namespace: c.Namespace, Cluster: c.Name,
+		KeptLock: kept,
+		Kind:     kind, Namespace: c.Namespace, Cluster: c.Name,
 		Source: c.Spec.Source, Lock: c.Spec.Lock,
 		Secrets: needed(c.Spec), Files: c.Spec.Secrets.Files,
 		AcceptOutage: c.Spec.Rolls.AcceptOutage,

@@ -30,6 +30,7 @@ import (
 	v1 "github.com/google/go-containerregistry/pkg/v1"
 	"github.com/google/go-containerregistry/pkg/v1/remote"
 	"github.com/recast-sh/recast/api/v1alpha1"
+	"github.com/recast-sh/recast/internal/trust"
 )
 
 // Limits of the fetched files: the plan of a roll is kept in a ConfigMap together with its files.
@@ -287,15 +288,19 @@ const fluxLayer = "application/vnd.cncf.flux.content.v1.tar+gzip"
 
 // fromOCI unpacks an artifact. It uses docker's credentials, from the directory in DOCKER_CONFIG.
 func (t *target) fromOCI(ctx context.Context, src v1alpha1.OCISource) (string, error) {
-	var options []name.Option
-	if src.Insecure {
-		options = append(options, name.Insecure)
-	}
-	ref, err := name.ParseReference(src.Reference, options...)
+	ref, err := name.ParseReference(src.Reference)
 	if err != nil {
 		return "", fmt.Errorf("spec.source.oci.reference: %w", err)
 	}
-	img, err := remote.Image(ref, remote.WithContext(ctx), remote.WithAuthFromKeychain(authn.DefaultKeychain))
+	var plain []string
+	if src.Insecure {
+		plain = []string{ref.Context().RegistryStr()}
+	}
+	encrypted := trust.Encrypted(remote.DefaultTransport, plain)
+	img, err := remote.Image(ref, remote.WithContext(ctx), remote.WithTransport(encrypted), remote.WithAuthFromKeychain(authn.DefaultKeychain))
+	if errors.Is(err, trust.ErrClear) {
+		return "", fmt.Errorf("pull %s: %w: set spec.source.oci.insecure if the registry has none, and nobody else is on the way to it", src.Reference, err)
+	}
 	if err != nil {
 		return "", fmt.Errorf("pull %s: %w", src.Reference, err)
 	}

@@ -4,6 +4,7 @@ import (
 	"archive/tar"
 	"bytes"
 	"compress/gzip"
+	"context"
 	"fmt"
 	"net/http"
 	"net/http/cgi"
@@ -13,6 +14,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-containerregistry/pkg/name"
 	"github.com/google/go-containerregistry/pkg/registry"
@@ -177,4 +179,9 @@ func TestOCI(t *testing.T) {
 	must.Be(t, err == nil && revision == digest.String() && hash == wantedHash,
 		"revision %s, want %s; hash of the files %s: %v", revision, digest, hash, err)
 	must.Equal(t, "files", wanted, read(t, into))
+	// go-containerregistry would send the login to such an address by http, when https fails.
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	_, _, err = Fetch(ctx, v1alpha1.Source{OCI: &v1alpha1.OCISource{Reference: "10.255.255.1:5000/clusters:latest"}}, "", "", t.TempDir())
+	must.Hold(t, err != nil && strings.Contains(err.Error(), "without TLS: set spec.source.oci.insecure"), "%v", err)
 }

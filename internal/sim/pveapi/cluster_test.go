@@ -301,6 +301,29 @@ func (l *lab) services() []string {
 	return list
 }
 
+// TestDisarmedHA: while HA is disarmed it releases no VM and takes none.
+func TestDisarmedHA(t *testing.T) {
+	inLab(t, func(t *testing.T, l *lab) {
+		armed := func() any {
+			for _, row := range l.do("GET", "/cluster/ha/status/current").Data.([]any) {
+				if s := row.(map[string]any); s["type"] == "fencing" {
+					return s["armed-state"]
+				}
+			}
+			return nil
+		}
+		l.world.AddHA(world.HAResource{SID: "vm:9011", State: "started"})
+		must.Equal(t, "before", "armed", armed())
+		l.root("POST", "/cluster/ha/status/disarm-ha", "resource-mode=freeze")
+		must.Equal(t, "then", "disarmed", armed())
+		l.root("DELETE", resources+"/vm:9011", "purge=0")
+		time.Sleep(time.Minute)
+		must.Equal(t, "while disarmed", []string{"vm:9011 deleting"}, l.services())
+		l.root("POST", "/cluster/ha/status/arm-ha")
+		same(t, []string(nil), l.services())
+	})
+}
+
 // TestHAStartsOnceMoreAfterRemoval: until its next round the manager still manages the VM.
 func TestHAStartsOnceMoreAfterRemoval(t *testing.T) {
 	inLab(t, func(t *testing.T, l *lab) {

@@ -451,6 +451,8 @@ func haRoutes() []route {
 		{method: "DELETE", path: "/cluster/ha/resources/{sid}", permit: change, params: []string{"purge"}, handle: deleteHA},
 		{method: "GET", path: "/cluster/ha/rules", permit: see, params: []string{"resource", "type"}, handle: haRules},
 		{method: "GET", path: "/cluster/ha/status/current", permit: see, handle: haStatus},
+		{method: "POST", path: "/cluster/ha/status/disarm-ha", permit: change, params: []string{"resource-mode"}, need: []string{"resource-mode"}, handle: disarmHA},
+		{method: "POST", path: "/cluster/ha/status/arm-ha", permit: change, handle: disarmHA},
 	}
 }
 
@@ -531,8 +533,14 @@ func haStatus(c *call) (any, error) {
 		quorum["status"] = fmt.Sprintf("No quorum on node '%s'!", c.host)
 	}
 	services, master, now := c.HAServices(), c.Hosts()[0], c.Clock(c.host)
-	list := []object{quorum}
+	fencing := object{"id": "fencing", "type": "fencing", "node": master, "armed-state": "armed", "status": "armed (CRM watchdog active)"}
+	if mode := c.HADisarmed(); mode != "" {
+		fencing["armed-state"], fencing["resource_mode"] = "disarmed", mode
+		fencing["status"] = fmt.Sprintf("disarmed, resource mode: %s (CRM watchdog released)", mode)
+	}
+	list := []object{quorum, fencing}
 	if len(services) == 0 {
+		fencing["armed-state"], fencing["status"] = "standby", "standby (CRM watchdog standby)"
 		return list, nil // there is no manager yet
 	}
 	list = append(list, object{
@@ -554,6 +562,9 @@ func haStatus(c *call) (any, error) {
 	return list, nil
 }
 
+// disarmHA disarms HA with a resource mode, and arms it without one.
+func disarmHA(c *call) (any, error) { return nil, c.DisarmHA(c.user, c.params["resource-mode"]) }
+
 func haService(c *call, r world.HAResource) object {
 	out := object{"id": "service:" + r.SID, "type": "service", "sid": r.SID}.with(map[string]string{"crm_state": r.Manager})
 	requested := cmp.Or(r.State, "started")
@@ -570,6 +581,9 @@ func haService(c *call, r world.HAResource) object {
 	state := verboseHA(requested, r.Manager, running)
 	if r.Leaving {
 		state = "deleting"
+	}
+	if c.HADisarmed() == "ignore" {
+		state = "ignore"
 	}
 	out["state"], out["status"] = state, fmt.Sprintf("%s (%v, %s)", r.SID, out["node"], state)
 	return out

@@ -454,7 +454,7 @@ func (c *Client) imagesOf(s *session, p pipeline.Project) (pipeline.Images, erro
 	if err != nil {
 		return pipeline.Images{}, err
 	}
-	r, err := registry.New(registry.Options{Extensions: p.Config.Images.Extensions + "/extensions", Transport: transport, Wrap: c.Telemetry.HTTP("registry")})
+	r, err := registry.New(registry.Options{Extensions: p.Config.Images.Extensions + "/extensions", Insecure: p.Config.Images.Insecure, Transport: transport, Wrap: c.Telemetry.HTTP("registry")})
 	if err != nil {
 		return pipeline.Images{}, err
 	}

@@ -2,12 +2,14 @@ package simtest
 
 import (
 	"bytes"
+	"context"
 	"crypto/tls"
 	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -23,6 +25,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/record"
 	"github.com/recast-sh/recast/internal/sim/talosapi"
 	"github.com/recast-sh/recast/internal/sim/world"
+	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/internal/ui"
 	"github.com/recast-sh/recast/pipeline"
 	"github.com/recast-sh/recast/pipeline/configs"
@@ -277,8 +280,14 @@ func TestResetMachine(t *testing.T) {
 			want = slices.Insert(want, 0, c.node+" install-reset")
 		}
 		from := len(lab.Recorder.Calls())
-		err := user.roll(policyFor(c.node))(t.Context())
-		if !c.files {
+		policy := policyFor(c.node)
+		err := user.roll(policy)(t.Context())
+		if c.files { // recast has never started this VM: a person compares the certificate with the VM's console
+			requireFault(t, err, fault.Refused, "which nobody has confirmed: nothing was applied")
+			lab.requireLeftAlone(from, c.node)
+			policy.Fingerprints = regexp.MustCompile(`--maintenance-fingerprint (\S+)\)`).FindStringSubmatch(err.Error())[1:]
+			err = user.roll(policy)(t.Context())
+		} else {
 			requireFault(t, err, fault.Failed, "node "+c.node, "is in maintenance mode: its machine has no configuration any more, as after talosctl reset",
 				"put it as "+c.node+".yaml into the directory that talos.machineConfigs names",
 				"talosctl apply-config --insecure -n "+lab.node(c.node).Addr.String()+" --file "+c.node+".yaml")
@@ -292,6 +301,40 @@ func TestResetMachine(t *testing.T) {
 		requireMembers(t, lab, "", false)
 		lab.requireUpgraded(t, c.node)
 	})
+}
+
+// TestATrialThatTalosDoesNotEnd: in Talos 1.13.9 somebody's dry run ends the timer of a trial, and recast gives the node
+// its old configuration.
+func TestATrialThatTalosDoesNotEnd(t *testing.T) {
+	inLongLab(t, sim.Options{ControlPlanes: 1, Workers: 2, TalosVersion: "v1.13.9"}, func(t *testing.T, lab *Lab) {
+		files, before := lab.keptConfigs(), lab.keptConfigs()
+		files["wk1"] = append(bytes.TrimRight(files["wk1"], "\n"), "\n---\napiVersion: v1alpha1\nkind: ResolverConfig\nnameservers:\n    - address: 192.0.2.53\n"...)
+		c, once := files.user(lab, firstRun), sync.Once{}
+		c.Emit = func(e step.Event) {
+			if strings.Contains(e.Text, "none of its DNS servers answers") {
+				once.Do(func() {
+					lab.talosctl("wk1", func(ctx context.Context, c *client.Client) error {
+						return errOf(c.ApplyConfiguration(ctx, &machineapi.ApplyConfigurationRequest{Data: before["wk1"], DryRun: true, Mode: machineapi.ApplyConfigurationRequest_AUTO}))
+					})
+				})
+			}
+		}
+		err := c.roll(planning.Policy{})(t.Context())
+		requireFault(t, err, fault.Failed, "wk1 is not healthy with its new configuration", "wk1 serves with its old configuration")
+		lab.requireServing("wk1")
+		require(t, string(lab.configOf("wk1")) == string(before["wk1"]), "wk1 keeps another configuration than before")
+	})
+}
+
+// confirmed is a policy for the node alone, whose machine is in maintenance mode, by a person who has compared its certificate with its console.
+func (l *Lab) confirmed(node string) planning.Policy {
+	l.t.Helper()
+	policy := policyFor(node)
+	blank := valueOf(connected(l.t.Context(), l.Client(), func(s *session) (cluster.BlankMachine, error) {
+		return s.machines.Maintenance.MaintenanceMachine(l.t.Context(), l.node(node).Addr)
+	}))(l.t)
+	policy.Fingerprints = []string{blank.Fingerprint}
+	return policy
 }
 
 func (l *Lab) applyInsecure(node string, config []byte) {
@@ -336,6 +379,7 @@ func TestAResetMachineGetsItsOwnFile(t *testing.T) {
 	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		own, planes := lab.configOf("wk1"), lab.configOf("cp1")
 		lab.reset("wk1", "STATE")
+		policy := lab.confirmed("wk1")
 		for says, file := range map[string]cluster.Secret{
 			"the bootstrap token of Kubernetes: is it the file of another cluster?": withOtherToken(own),
 			"differs from cp1 in the cluster's endpoint":                            cluster.Secret(strings.Replace(string(own), "endpoint: https://", "endpoint: https://10.9.9.9:6443 # ", 1)),
@@ -344,21 +388,21 @@ func TestAResetMachineGetsItsOwnFile(t *testing.T) {
 			"differs from cp1 in the CA of Kubernetes":                              withOtherCA(t, own),
 		} {
 			user := configFiles{"wk1": file}.user(lab, firstRun)
-			lab.refuses(user.roll(onlyWorker), says, "wk1")
+			lab.refuses(user.roll(policy), says, "wk1")
 			// recast config diff says the same of who the machine would be, whichever nodes are named. The plan adds volumes.
 			for _, nodes := range [][]string{nil, {"wk1"}} {
 				res := valueOf(connected(t.Context(), user, func(s *session) (configs.Diffs, error) {
 					return configs.Compare(t.Context(), s.project, s.machines, nodes...)
 				}))(t)
 				d := res.Nodes[len(res.Nodes)-1]
-				plan := lab.planOf(user, "wk1", onlyWorker)
+				plan := lab.planOf(user, "wk1", policy)
 				require(t, d.Reset && len(d.Refused) != 0 && !res.Same && res.Differ == 1 && slices.Equal(d.Refused, plan.Refused[:min(len(d.Refused), len(plan.Refused))]) && strings.Contains(d.Refused[0], says),
 					"config diff %v: %+v; the plan: %q", nodes, res, plan.Refused)
 			}
 		}
 		user := configFiles{"wk1": own}.user(lab, firstRun)
-		requirePlanned(t, lab.planOf(user, "wk1", onlyWorker), cluster.InstallReset)
-		must(t, user.roll(onlyWorker)(t.Context()))
+		requirePlanned(t, lab.planOf(user, "wk1", policy), cluster.InstallReset)
+		must(t, user.roll(policy)(t.Context()))
 	})
 }
 
@@ -614,6 +658,7 @@ func TestResetKeepsToTheFile(t *testing.T) {
 		text := lab.configOf("wk1")
 		files := configFiles{"wk1": text}
 		lab.reset("wk1", "STATE")
+		policy := lab.confirmed("wk1")
 		user := files.user(lab, firstRun).confirms(func(p planning.Plan) {
 			n := p.Work()[0]
 			f := n.ConfigFile
@@ -621,10 +666,10 @@ func TestResetKeepsToTheFile(t *testing.T) {
 				"%s: %+v", n.Strategy, f)
 			files.label(t, "wk1", "fresh")
 		})
-		requireRefused(t, user.roll(onlyWorker)(t.Context()), "node wk1: its file in talos.machineConfigs was changed since the plan was made")
+		requireRefused(t, user.roll(policy)(t.Context()), "node wk1: its file in talos.machineConfigs was changed since the plan was made")
 		files["wk1"] = text
 		user.Confirm = nil
-		must(t, user.roll(onlyWorker)(t.Context()))
+		must(t, user.roll(policy)(t.Context()))
 		lab.requireServing("wk1")
 	})
 }
@@ -739,6 +784,38 @@ func TestBadInput(t *testing.T) {
 			l.World.Grant(world.ACL{Path: "/vms/9031", Who: "recast@pve!lab", Role: "Recast", Propagate: true})
 		}, fault.Refused, "wk1: the VM has an ACL entry at /vms/9031", "--exclude"},
 	}, play)
+}
+
+// TestOneNodeDoesNotMatch: a copied, restored or lost VM keeps nobody from seeing what the other nodes are.
+func TestOneNodeDoesNotMatch(t *testing.T) {
+	type story struct {
+		spoil edit
+		says  string
+	}
+	eachInLab(t, sim.Options{ControlPlanes: 1, Workers: 2}, map[string]story{
+		"no VM": {func(l *Lab) {
+			l.EditVM(9031, "smbios1", "uuid=00000000-0000-4000-8000-000000000000")
+		}, "no VM has its SMBIOS UUID"},
+		"two VMs": {func(l *Lab) {
+			l.DefineVM(9050, map[string]string{"name": "clone", "smbios1": "uuid=5EC0FFEE-0000-4000-8000-000000009031"})
+		}, "2 VMs have its SMBIOS UUID"},
+		"another VM": {configuration("vmid: 9031", "vmid: 9050"), "belongs to VM 9031"},
+	}, func(t *testing.T, lab *Lab, c story) {
+		lab.Patch(sim.PatchedExtension)
+		c.spoil(lab)
+		res := valueOf(lab.Client().Drift(t.Context()))(t)
+		for _, n := range res.Nodes {
+			unread := strings.Join(n.Unread, "; ")
+			require(t, (n.Node == "wk1") == strings.Contains(unread, c.says), "%s: %q", n.Node, unread)
+			require(t, (n.Node == "wk2") == n.Stale, "%s is stale: %t", n.Node, n.Stale)
+		}
+		p, err := lab.Client().Plan(t.Context(), planning.Policy{Only: []string{"wk1", "wk2"}})
+		mustBe(t, err != nil && strings.Contains(err.Error(), c.says) && len(p.Nodes) == 2, "planned %d nodes: %v", len(p.Nodes), err)
+		for _, n := range p.Nodes {
+			refused := strings.Join(n.Refused, "; ")
+			require(t, (n.Node == "wk1") == strings.Contains(refused, c.says) && (n.Node == "wk2") == (n.Strategy == cluster.Recreate), "%s: %s, %q", n.Node, n.Strategy, refused)
+		}
+	})
 }
 
 // ofClaim says whether a request only creates, beats or removes the claim.

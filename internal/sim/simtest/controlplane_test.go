@@ -57,11 +57,13 @@ func (l *Lab) kubernetesAnswers() error {
 	return errOf(connected(ctx, l.Client(), func(s *session) (any, error) { return s.machines.Kube.Nodes(ctx) }))
 }
 
-// TestControlPlanesByCount rolls clusters of one, two and five control planes.
+// TestControlPlanesByCount rolls clusters of one, two and five control planes, and some whose Nodes have a domain, which
+// their members of etcd have not.
 func TestControlPlanesByCount(t *testing.T) {
 	const alone = "it is the only control plane: the Kubernetes API is down meanwhile"
 	type story struct {
 		planes   int
+		domain   string
 		onData   bool
 		strategy cluster.Strategy
 		kept     bool // the members are the same afterwards
@@ -69,7 +71,7 @@ func TestControlPlanesByCount(t *testing.T) {
 		note     string
 	}
 	eachLongIn(t, func(c story) sim.Options {
-		return sim.Options{ControlPlanes: c.planes, Workers: 1, EtcdOnData: c.onData}
+		return sim.Options{ControlPlanes: c.planes, Workers: 1, EtcdOnData: c.onData, Domain: c.domain}
 	}, map[string]story{
 		"one, its data kept": {planes: 1, onData: true, strategy: cluster.Recreate, kept: true, outage: true, note: alone},
 		"one":                {planes: 1, strategy: cluster.InPlace, kept: true, outage: true, note: alone},
@@ -79,6 +81,10 @@ func TestControlPlanesByCount(t *testing.T) {
 		},
 		"two":  {planes: 2, strategy: cluster.Recreate, note: "etcd has two members"},
 		"five": {planes: 5, strategy: cluster.Recreate},
+
+		"two with a domain":                    {planes: 2, domain: ".example.org", strategy: cluster.Recreate, note: "etcd has two members"},
+		"three with a domain":                  {planes: 3, domain: ".example.org", strategy: cluster.Recreate},
+		"three with a domain, their data kept": {planes: 3, domain: ".example.org", onData: true, strategy: cluster.Recreate, kept: true},
 	}, func(t *testing.T, lab *Lab, c story) {
 		lab.Patch(everywhere)
 		before := lab.memberIDs()
@@ -728,6 +734,9 @@ func founded(name string) (addr netip.Addr) {
 	return addr
 }
 
+// foundersSKU is what machines that are configured by hand prove themselves with.
+const foundersSKU = "recast00000000000000000000000000000000"
+
 // start makes a VM over the Proxmox API and boots the ISO.
 func (f *founder) start(id int, name string) (uuid string) { return f.startAt(id, name, founded(name)) }
 
@@ -735,7 +744,7 @@ func (f *founder) startAt(id int, name string, addr netip.Addr) (uuid string) {
 	ctx := f.t.Context()
 	uuid = fmt.Sprintf("5ec0ffee-0000-4000-8000-%012d", id)
 	vm := map[string]string{
-		"name": name, "memory": "4096", "cores": "2", "scsihw": "virtio-scsi-single", "scsi0": "fast:10", "smbios1": "uuid=" + uuid,
+		"name": name, "memory": "4096", "cores": "2", "scsihw": "virtio-scsi-single", "scsi0": "fast:10", "smbios1": "uuid=" + uuid + ",sku=" + foundersSKU,
 		"net0": "virtio,bridge=vmbr0", "ide2": f.iso + ",media=cdrom", "boot": "order=scsi0;ide2",
 	}
 	if addr.IsValid() {
@@ -749,7 +758,7 @@ func (f *founder) startAt(id int, name string, addr netip.Addr) (uuid string) {
 
 func (f *founder) configure(addr netip.Addr, uuid, name string) {
 	config := valueOf(f.ours.MachineConfig(talosapi.Machine{Hostname: name, ControlPlane: strings.HasPrefix(name, "cp"), Installer: f.installer}))(f.t)
-	must(f.t, f.talos.ApplyConfig(f.t.Context(), addr, uuid, config))
+	must(f.t, f.talos.ApplyConfig(f.t.Context(), addr, cluster.Proof{UUID: uuid, SKU: foundersSKU}, config))
 }
 
 func bootstrap(ctx context.Context, c *client.Client) error {

@@ -698,25 +698,28 @@ func (l *Lab) note(name string) {
 
 // TestRestoreOfTheOnlyControlPlane: its etcd is lost, and restored as it was saved.
 func TestRestoreOfTheOnlyControlPlane(t *testing.T) {
-	long(t)
-	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+	eachLongIn(t, func(domain string) sim.Options {
+		return sim.Options{Workers: 1, Domain: domain}
+	}, map[string]string{"without a domain": "", "with a domain": ".example.org"}, func(t *testing.T, lab *Lab, domain string) {
+		cp1, wk1 := "cp1"+domain, "wk1"+domain
 		lab.note("before")
 		before, saved := lab.kubernetes(), lab.backUp()
 		require(t, saved.Member == "cp1" && saved.Revision != 0 && len(saved.Warnings) == 0, "saved %+v", saved)
 		lab.note("after")
-		lab.reset("cp1", "EPHEMERAL")
+		lab.reset(cp1, "EPHEMERAL")
 		require(t, lab.kubernetesAnswers() != nil, "Kubernetes answers without etcd, whose members are %v", lab.memberIDs())
-		rep := valueOf(lab.Client().Restore(t.Context(), saved.File, "cp1"))(t)
+		rep := valueOf(lab.Client().Restore(t.Context(), saved.File, cp1))(t)
 		require(t, rep.Outcome == "done" && !rep.Resumes && strings.Contains(rep.VM, "9001"), "report %+v", rep)
 		requireSame(t, before, lab.kubernetes(), "Kubernetes (-before +after)")
 		requireSame(t, []string{"cp1"}, slices.Collect(maps.Keys(lab.memberIDs())), "members (-want +got)")
 		requireInSync(t, lab)
-		lab.requireKubelets("wk1")
+		lab.requireKubelets(wk1)
 		require(t, len(rep.Afterwards) == 1 && strings.HasPrefix(rep.Afterwards[0], "restart whatever watches Kubernetes"),
 			"afterwards %q", rep.Afterwards)
 
 		// An etcd that has data is never overwritten.
-		lab.refuses(lab.Client().restore(saved.File), "cp1 has etcd data already: it is never overwritten", "cp1")
+		again := func(ctx context.Context) error { return errOf(lab.Client().Restore(ctx, saved.File, cp1)) }
+		lab.refuses(again, cp1+" has etcd data already: it is never overwritten", cp1)
 	})
 }
 

@@ -353,11 +353,11 @@ func TestRounds(t *testing.T) {
 		out := few("from drained to Ready", a.rounds(a.at["take-down/drain done"], a.at["bring-up/wait-healthy done"]), c.out)
 		fmt.Printf("%-32s rounds between stop and start %3d, from drained to Ready %3d\n", path.Base(t.Name()), off, out)
 	}
-	eachIn(t, options, map[string]story{"worker, recreate": {"wk1", cluster.Recreate, false, 120, 199}}, play)
+	eachIn(t, options, map[string]story{"worker, recreate": {"wk1", cluster.Recreate, false, 122, 202}}, play)
 	eachLongIn(t, options, map[string]story{
-		"worker with a holder, recreate": {"wk1", cluster.Recreate, true, 107, 186},
-		"worker, reimage":                {"wk1", cluster.Reimage, false, 60, 139},
-		"control plane, recreate":        {"cp1", cluster.Recreate, false, 110, 268},
+		"worker with a holder, recreate": {"wk1", cluster.Recreate, true, 109, 189},
+		"worker, reimage":                {"wk1", cluster.Reimage, false, 62, 142},
+		"control plane, recreate":        {"cp1", cluster.Recreate, false, 112, 271},
 	}, play)
 }
 

@@ -70,6 +70,7 @@ func TestInit(t *testing.T) {
 			{Name: "cp1", ControlPlane: true, VMID: 9001, Host: "pve1", Firmware: "UEFI", Schematic: "default", SystemDisk: "scsi0 10G", Persistent: []string{"scsi1 20G"}},
 		}},
 		"two schematics": {sim.Options{ControlPlanes: 3, Workers: 3, Hosts: 3}, nil},
+		"with a domain":  {sim.Options{ControlPlanes: 3, Workers: 1, Domain: ".example.org"}, nil},
 	}
 	for name, shape := range shapes {
 		t.Run(name, func(t *testing.T) {

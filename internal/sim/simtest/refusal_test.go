@@ -457,6 +457,18 @@ func occupiedRefusals() []refusal {
 			both: []string{"replication job 9031-0 runs: wait until that is over", replicated("pve2")},
 		},
 		{
+			name: "HA disarmed", bring: func(l *Lab) {
+				l.World.AddHA(world.HAResource{SID: fmt.Sprintf("vm:%d", wk1), State: "started"})
+				must(l.t, l.World.DisarmHA("root@pam", "ignore"))
+			},
+			lift: func(l *Lab) {
+				must(l.t, l.World.DisarmHA("root@pam", ""))
+				must(l.t, l.World.DeleteHA("root@pam", fmt.Sprintf("vm:%d", wk1), false))
+				time.Sleep(time.Minute)
+			},
+			both: []string{"Proxmox HA is disarmed, resource mode: ignore (CRM watchdog released), and neither releases a VM nor takes one until ha-manager crm-command arm-ha: wait until that is over"},
+		},
+		{
 			name: "pending change", bring: change("memory=8192"),
 			lift: func(l *Lab) { l.configure(world.ChangeRequest{ID: wk1, Revert: []string{"memory"}}) },
 			both: []string{"the VM has pending changes (memory): restart it or revert them"},
@@ -923,7 +935,8 @@ func TestPrivileges(t *testing.T) {
 			{cluster.Recreate, []string{"Datastore.AllocateSpace"}, ofVM + "; " + onStorage},
 			{cluster.Recreate, []string{"Datastore.AllocateTemplate"}, ofVM + "; Datastore.AllocateTemplate on /storage/isos"},
 			{cluster.Reimage, nil, ofHA},
-			{cluster.Reimage, []string{"VM.Config.Network", "VM.Config.CPU", "VM.Config.HWType", "SDN.Use"}, ofHA},
+			{cluster.Reimage, []string{"VM.Config.Network", "VM.Config.CPU", "SDN.Use"}, ofHA},
+			{cluster.Reimage, []string{"VM.Config.HWType"}, ofHA + "; VM.Config.HWType" + onVMs},
 			{cluster.Reimage, []string{"VM.Config.Disk", "VM.Config.CDROM"}, ofHA + "; VM.Config.CDROM, VM.Config.Disk" + onVMs},
 			{cluster.Reimage, []string{"Datastore.AllocateSpace"}, ofHA + "; " + onStorage},
 		} {
@@ -938,8 +951,8 @@ func TestPrivileges(t *testing.T) {
 // TestFewPrivilegesSuffice rolls with the minimum privileges of a strategy.
 func TestFewPrivilegesSuffice(t *testing.T) {
 	claim := []string{"Sys.Audit", "VM.Audit", "VM.Allocate", "VM.Config.Memory", "VM.Config.Options", "Datastore.Audit", "Datastore.AllocateTemplate"}
-	reimage := append(slices.Clone(claim), "VM.Config.Disk", "VM.Config.CDROM", "VM.PowerMgmt", "Datastore.AllocateSpace")
-	recreate := append(slices.Clone(reimage), "VM.Config.CPU", "VM.Config.HWType", "VM.Config.Network", "SDN.Use")
+	reimage := append(slices.Clone(claim), "VM.Config.Disk", "VM.Config.CDROM", "VM.Config.HWType", "VM.PowerMgmt", "Datastore.AllocateSpace")
+	recreate := append(slices.Clone(reimage), "VM.Config.CPU", "VM.Config.Network", "SDN.Use")
 	type story struct {
 		strategy   cluster.Strategy
 		privileges []string
@@ -950,7 +963,15 @@ func TestFewPrivilegesSuffice(t *testing.T) {
 		"reimage":                             {cluster.Reimage, reimage, 0},
 		"recreate":                            {cluster.Recreate, recreate, 0},
 		"recreate by disk, after a rehearsal": {cluster.Recreate, recreate, 1},
+		"reshape":                             {cluster.Reshape, append(slices.Clone(claim), "VM.PowerMgmt"), 0},
 	}, func(t *testing.T, lab *Lab, s story) {
+		if s.strategy == cluster.Reshape {
+			lab.shape("wk1", "memory: 6144")
+			lab.World.AddRole("Recast", s.privileges...)
+			lab.Client().mustRoll(policyFor("wk1"))
+			requireInSync(t, lab)
+			return
+		}
 		if s.rehearsed > 0 {
 			lab.BootsDisks("disk")
 			lab.setRoll("rehearse: {enabled: true, addresses: [127.42.7.251/24]}")

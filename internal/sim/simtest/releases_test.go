@@ -395,6 +395,9 @@ func (l *Lab) namesAfter(names map[string]string) {
 		if _, mac, ok := strings.Cut(vm.Config["net0"], "="); ok {
 			names[fmt.Sprintf("MAC address of VM %d", vm.ID)], _, _ = strings.Cut(mac, ",")
 		}
+		if _, sku, ok := strings.Cut(vm.Config["smbios1"], "sku="); ok {
+			names[fmt.Sprintf("SKU number of VM %d", vm.ID)] = sku
+		}
 	}
 	for _, file := range valueOf(filepath.Glob(filepath.Join(l.Dir, ".recast", "runs", "*", "*.secret")))(l.t) {
 		names["sum of "+filepath.Base(file)] = fmt.Sprintf("%x", sha256.Sum256(readFile(l.t, file)))

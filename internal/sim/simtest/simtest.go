@@ -359,8 +359,9 @@ func (l *Lab) describe(m *world.Media) string {
 	return regexp.MustCompile(`EPHEMERAL [0-9a-f-]{36} [0-9a-f-]{36}`).ReplaceAllString(talosapi.Describe(m.Bytes()), "EPHEMERAL")
 }
 
-// withoutMadeUpUUIDs removes the SMBIOS UUIDs that Proxmox generates for VMs without one.
+// withoutMadeUpUUIDs removes the SMBIOS UUIDs that Proxmox generates for VMs without one, and recast's proofs.
 func (l *Lab) withoutMadeUpUUIDs(dump string) string {
+	dump = regexp.MustCompile(`,sku=recast[0-9a-f]{32}`).ReplaceAllString(dump, "")
 	return regexp.MustCompile(`smbios1: uuid=[0-9a-f-]{36}`).ReplaceAllStringFunc(dump, func(s string) string {
 		for _, n := range l.Nodes {
 			if strings.HasSuffix(s, n.UUID) {

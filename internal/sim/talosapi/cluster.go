@@ -88,7 +88,7 @@ func (c *Cluster) Talosconfig(r role.Role, endpoints ...string) ([]byte, error) 
 
 // Machine is the individual part of one machine's configuration.
 type Machine struct {
-	Hostname      string
+	Hostname      string // with a domain, the Node has it too (registerWithFQDN)
 	ControlPlane  bool
 	Installer     string   // image reference
 	InstallDisk   string   // empty: /dev/sda
@@ -137,7 +137,11 @@ func personalize(docs []configtypes.Document, m Machine) {
 			d.ConfigAuto, d.ConfigHostname = new(nethelpers.AutoHostnameKindOff), m.Hostname
 		case *v1alpha1.Config:
 			//lint:ignore SA1019 Talos 1.13 reads it
-			in := d.MachineConfig.MachineInstall
+			in, kubelet := d.MachineConfig.MachineInstall, d.MachineConfig.MachineKubelet
+			if strings.Contains(m.Hostname, ".") && kubelet != nil {
+				//lint:ignore SA1019 Talos 1.13 reads it
+				kubelet.KubeletRegisterWithFQDN = new(true)
+			}
 			if m.InstallSerial != "" && in != nil {
 				in.InstallDisk, in.InstallDiskSelector = "", &v1alpha1.InstallDiskSelector{Serial: m.InstallSerial}
 			}

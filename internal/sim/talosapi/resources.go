@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -47,7 +48,7 @@ func (b *boot) publishFacts(ctx context.Context) error {
 	rs := []resource.Resource{
 		filled(runtime.NewVersion(), runtime.VersionSpec{Name: "Talos", Version: img.TalosVersion}),
 		filled(hardware.NewSystemInformation(hardware.SystemInformationID), hardware.SystemInformationSpec{
-			Manufacturer: "QEMU", ProductName: "Standard PC (Q35 + ICH9, 2009)", SerialNumber: b.m.hw.Serial, UUID: b.m.hw.UUID, WakeUpType: "Power Switch",
+			Manufacturer: "QEMU", ProductName: "Standard PC (Q35 + ICH9, 2009)", SerialNumber: b.m.hw.Serial, SKUNumber: b.m.hw.SKU, UUID: b.m.hw.UUID, WakeUpType: "Power Switch",
 		}),
 		filled(runtime.NewKernelCmdline(), runtime.KernelCmdlineSpec{Cmdline: img.Cmdline}),
 		filled(runtime.NewBootID(), runtime.BootIDSpec{BootID: b.id}),
@@ -172,13 +173,16 @@ func hostOf(cfg config.Provider, nodeID string) (host network.HostnameStatusSpec
 // hostnameOf returns the kernel's hostname: without the domain.
 func hostnameOf(cfg config.Provider, nodeID string) string { return hostOf(cfg, nodeID).Hostname }
 
-// nodenameOf returns the machine's name in Kubernetes (controllers/k8s/nodename.go).
+// nodenameOf returns the machine's name in Kubernetes: what Kubernetes allows of its name, in lower case
+// (controllers/k8s/nodename.go, internal/nodename).
 func nodenameOf(cfg config.Provider, nodeID string) string {
 	host := hostOf(cfg, nodeID)
+	name := host.Hostname
 	if n := cfg.K8sNodeConfig(); n != nil && n.RegisterWithFQDN() {
-		return strings.ToLower(host.FQDN())
+		name = host.FQDN()
 	}
-	return strings.ToLower(host.Hostname)
+	name = regexp.MustCompile(`[^a-z0-9.-]`).ReplaceAllString(strings.ToLower(strings.ReplaceAll(name, "_", "-")), "")
+	return strings.Trim(name, "-.")
 }
 
 // clusterID returns the discovery ID of the cluster; empty if discovery has no identity.

@@ -562,8 +562,27 @@ func (w *World) haStatus(vmid int) HAStatus {
 	if !ok {
 		return HAStatus{}
 	}
-	return HAStatus{Configured: true, Managed: s.state() != "ignored", Group: s.options["group"], State: s.manager}
+	return HAStatus{Configured: true, Managed: s.state() != "ignored" && w.haDisarmed != "ignore", Group: s.options["group"], State: s.manager}
 }
+
+// DisarmHA disarms Proxmox HA, with which its managers do nothing, or arms it with the mode "" (pve-ha-manager
+// b71218f, HA/Manager.pm, handle_disarm).
+func (w *World) DisarmHA(user, mode string) error {
+	defer w.mu.changing()()
+	if err := firstError(w.check(user, "/", "Sys.Console"), w.checkQuorum()); err != nil {
+		return err
+	}
+	if w.haDisarmed = mode; mode == "" {
+		clear(w.haLeaving)
+		for sid := range w.ha {
+			w.manage(sid)
+		}
+	}
+	return nil
+}
+
+// HADisarmed returns the resource mode while Proxmox HA is disarmed; "": it is armed.
+func (w *World) HADisarmed() string { return look(w, func() string { return w.haDisarmed }) }
 
 // CreateHA puts a VM under HA. The manager sees it in its next round.
 func (w *World) CreateHA(user, sid string, options map[string]string) error {
@@ -753,7 +772,7 @@ func (w *World) runManagers(sid string, s *haService) {
 // is down, there is nothing to do for now.
 func (w *World) clusterManager(sid string, s *haService) (more bool) {
 	v := w.haVM(sid)
-	if w.ha[sid] != s || v == nil || !w.hasQuorum() || w.down[v.host] {
+	if w.ha[sid] != s || v == nil || !w.hasQuorum() || w.down[v.host] || w.haDisarmed != "" {
 		return false
 	}
 	running := v.proc != nil && !v.proc.paused
@@ -787,7 +806,7 @@ func (w *World) haVM(sid string) *vm {
 func (w *World) hostManager(sid string, s *haService) {
 	w.mu.Lock()
 	v := w.haVM(sid)
-	if w.ha[sid] != s || v == nil || w.down[v.host] {
+	if w.ha[sid] != s || v == nil || w.down[v.host] || w.haDisarmed != "" {
 		w.mu.Unlock()
 		return
 	}
@@ -835,7 +854,7 @@ func (w *World) removeHA(sid string) {
 	w.spawn(func() {
 		w.Delay(clusterRound)
 		defer w.mu.changing()()
-		if w.haLeaving[sid] == s {
+		if w.haLeaving[sid] == s && w.haDisarmed == "" {
 			delete(w.haLeaving, sid)
 		}
 	})
@@ -851,7 +870,7 @@ func (w *World) guestEnded(sid string) {
 	w.spawn(func() {
 		w.Delay(hostRound)
 		defer w.mu.changing()()
-		if v := w.haVM(sid); w.haLeaving[sid] == s && v != nil && v.proc == nil && !w.down[v.host] {
+		if v := w.haVM(sid); w.haLeaving[sid] == s && w.haDisarmed == "" && v != nil && v.proc == nil && !w.down[v.host] {
 			w.startVM("root@pam", v.host, v.id)
 		}
 	})

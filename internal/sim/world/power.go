@@ -343,7 +343,7 @@ func (w *World) boot(p *process) {
 func (w *World) hardware(v *vm, p *process) *Hardware {
 	memory := NumberOr(strings.TrimPrefix(v.config["memory"], "current="), 512)
 	return &Hardware{
-		VMID: v.id, Name: v.config["name"], Host: v.host, UUID: v.uuid(), Serial: property(v.config["smbios1"], "serial"),
+		VMID: v.id, Name: v.config["name"], Host: v.host, UUID: v.uuid(), Serial: v.smbios("serial"), SKU: v.smbios("sku"),
 		MACs: v.macs(), CloudInit: v.cloudInit(), CPU: cmp.Or(v.config["cpu"], "kvm64"), Memory: memory, BootOrder: bootOrder(v.config["boot"]),
 		Arch: v.arch(), NVRAM: w.nvram(v), SecureBoot: v.enrolled(), SCSI: v.config["scsihw"], Q35: strings.Contains(v.config["machine"], "q35"),
 		Drives:   func() []Drive { return w.drives(v, p) },
@@ -470,6 +470,7 @@ type Hardware struct {
 	Host   string
 	UUID   string   // SMBIOS, lower-case
 	Serial string   // SMBIOS serial
+	SKU    string   // SMBIOS SKU number
 	MACs   []string // upper-case, in order of netN
 	// CloudInit are the ipconfigN settings by number, as on the cloud-init drive since power on; nil without such a drive.
 	CloudInit map[int]string

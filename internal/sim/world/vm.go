@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"crypto/rand"
 	"crypto/sha1"
+	"encoding/base64"
 	"encoding/hex"
 	"fmt"
 	"maps"
@@ -152,6 +153,16 @@ func (v *vm) checkLock() error {
 func (v *vm) uuid() string { return strings.ToLower(property(v.config["smbios1"], "uuid")) }
 
 // property reads one value of "a=1,b=2".
+// smbios returns a value of smbios1 as the guest sees it (QemuServer.pm, smbios1 with base64=1).
+func (v *vm) smbios(name string) string {
+	value := property(v.config["smbios1"], name)
+	if property(v.config["smbios1"], "base64") != "1" {
+		return value
+	}
+	b, _ := base64.StdEncoding.DecodeString(value) // Proxmox accepts only base64
+	return string(b)
+}
+
 func property(list, name string) string {
 	for part := range strings.SplitSeq(list, ",") {
 		if v, ok := strings.CutPrefix(part, name+"="); ok {

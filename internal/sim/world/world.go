@@ -83,6 +83,7 @@ type World struct {
 	ha             map[string]*haService
 	haLeaving      map[string]*haService // removed since the manager's last round
 	haGroups       map[string]bool
+	haDisarmed     string // the resource mode while Proxmox HA is disarmed: "freeze" or "ignore"
 	haRules        []HARule
 	replication    []ReplicationJob
 	backups        []BackupJob

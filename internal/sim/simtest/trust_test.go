@@ -1,0 +1,101 @@
+package simtest
+
+import (
+	"fmt"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/record"
+	"github.com/recast-sh/recast/internal/sim/world"
+	"github.com/recast-sh/recast/pipeline/checkup"
+)
+
+// TestAFalseMachine: a tenant's VM answers at the node's address, in maintenance mode, with the UUID of the VM that is started, with the
+// serials of its disks and with their contents. It gets no configuration. With the node's own VM, the run continues.
+func TestAFalseMachine(t *testing.T) {
+	eachLong(t, sim.Options{ControlPlanes: 3, Workers: 1}, newDisks, func(t *testing.T, lab *Lab, strategy cluster.Strategy) {
+		const theirs = 950
+		lab.setRoll("strategy: " + string(strategy))
+		lab.Patch(everywhere)
+		cp := lab.node("cp1")
+		starts := toVM("POST", fmt.Sprintf("/qemu/%d/status/start", cp.VMID))
+		var once sync.Once
+		lab.Recorder.Hooks(func(c record.Call) error {
+			if starts(c) {
+				once.Do(func() { lab.imitate(cp, theirs) })
+			}
+			return nil
+		}, nil)
+		from := len(lab.Recorder.Calls())
+		_, err := lab.Client().Roll(t.Context(), policyFor("cp1"))
+		requireFault(t, err, fault.Refused, "not the SKU number that recast wrote into the VM's SMBIOS before it started it")
+		for _, c := range lab.Recorder.Calls()[from:] {
+			require(t, !strings.HasSuffix(c.Method, "ApplyConfiguration"), "a configuration was sent: %+v", c)
+		}
+		lab.Recorder.Hooks(nil, nil)
+		must(t, lab.World.PowerOff(theirs))
+		lab.destroyVM(theirs)
+		must(t, lab.World.PowerOff(cp.VMID)) // it had no address
+		rep := lab.Client().mustRoll(policyFor("cp1"))
+		require(t, rep.Outcome == "done", "%+v", rep)
+	})
+}
+
+// imitate boots a VM that is like a node's to everyone who does not ask Proxmox.
+func (l *Lab) imitate(n sim.Node, id int) {
+	config := map[string]string{}
+	content := map[string]*world.Media{}
+	for key, value := range l.vmConfig(n.VMID) {
+		switch volid, options, _ := strings.Cut(value, ","); {
+		case key == "smbios1":
+			config[key] = "uuid=" + n.UUID
+		case cluster.IsDiskKey(key) && !strings.Contains(value, "media=cdrom"):
+			options = regexp.MustCompile(`,?size=[0-9]+[KMG]?`).ReplaceAllString(options, "")
+			config[key], content[key] = strings.TrimSuffix(sim.DiskStorage+":10,"+options, ","), world.NewMedia(l.World.Media(volid, n.Host).Bytes())
+		case slices.Contains([]string{"name", "memory", "cores", "cpu", "machine", "bios", "ostype", "scsihw", "net0", "boot", "ide0", "ide2", "ipconfig0"}, key):
+			config[key] = value
+		}
+	}
+	must(l.t, l.World.DefineVM(n.Host, id, config, content))
+	must(l.t, l.World.PowerOn(id))
+}
+
+// TestResetOfAProvenMachine: a VM that recast has started still proves who it is after a reset of its machine, for it runs since then.
+func TestResetOfAProvenMachine(t *testing.T) {
+	inStaleLab(t, sim.Options{ControlPlanes: 1, Workers: 1}, func(t *testing.T, lab *Lab) {
+		user := lab.Client()
+		user.MachineConfig = lab.keptConfigs().read
+		user.mustRoll(policyFor("wk1"))
+		lab.reset("wk1", "STATE")
+		rep := user.mustRoll(policyFor("wk1"))
+		require(t, rep.Outcome == "done" && rep.Plan.Nodes[0].Strategy != "", "%+v", rep)
+		requireInSync(t, lab)
+	})
+}
+
+// TestNeighbours: doctor names the VMs that could stand between recast and a machine in maintenance mode.
+func TestNeighbours(t *testing.T) {
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		seen := func() (all []string) {
+			for _, c := range diagnosis(t, lab.Client()).Checks {
+				if c.State == checkup.Warning && strings.Contains(c.Seen, "without Proxmox' firewall") {
+					all = append(all, c.What+": "+c.Seen[strings.LastIndex(c.Seen, ": ")+2:])
+				}
+			}
+			return all
+		}
+		requireNone(t, seen(), "the nodes are alone, but there are neighbours")
+		for id, net := range map[int]string{701: "virtio,bridge=vmbr0", 702: "virtio,bridge=vmbr0,firewall=1", 703: "virtio,bridge=vmbr0,tag=20", 704: "virtio"} {
+			must(t, lab.World.DefineVM("pve1", id, map[string]string{"name": "theirs", "memory": "512", "net0": net}, nil))
+		}
+		time.Sleep(time.Minute) // Proxmox' list is late
+		requireSame(t, []string{"vmbr0: VM 701"}, seen(), "neighbours (-want +got)")
+	})
+}
