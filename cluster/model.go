@@ -35,6 +35,9 @@ type VM struct {
 
 	// Pods are the volids of its drives that PersistentVolumes name, if that was read. Proxmox does not know them.
 	Pods []string `json:",omitempty"`
+
+	// NotOurs says why its record, by which it is a parking VM, is not believed; "": it is, or there is none.
+	NotOurs string `json:"-"`
 }
 
 // UUID is the SMBIOS UUID, lower-case; "" if the configuration has none.

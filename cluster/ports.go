@@ -144,6 +144,19 @@ type Power interface {
 	Migrate(ctx context.Context, vm VM, to string) error
 }
 
+// Trust says what proves, besides Proxmox' task logs, that recast made a VM that says it is a parking VM.
+type Trust struct {
+	Pools []string // of the nodes: who may put a VM there may take the nodes' disks anyway
+	Nodes []VMID   // VMs whose pools count, too
+	Known Known    // nil: nothing is remembered
+}
+
+// Known remembers, for task logs are rotated, which VMs were proven to be ours: by number and SMBIOS UUID.
+type Known interface {
+	Has(vm VM) (bool, error)
+	Add(vm VM) error
+}
+
 // Tasks reads what Proxmox is doing for our token.
 type Tasks interface {
 	// OwnTasks lists, in words, the running tasks that our token started for VMs that of accepts.

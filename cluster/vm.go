@@ -208,6 +208,14 @@ func DrivesOf(vm VM) string {
 
 func ParkingName(node string) string { return "recast-parking-" + node }
 
+// RecordMark begins the line of a parking VM's Notes that has its record.
+const RecordMark = "recast-record: "
+
+// IsParking reports whether the VM says, in its Notes or by its name, that it is a parking VM.
+func (vm VM) IsParking() bool {
+	return strings.Contains(vm.Config["description"], RecordMark) || strings.HasPrefix(vm.Name, ParkingName(""))
+}
+
 func (j ReplicationJob) Create() string {
 	command := fmt.Sprintf("pvesr create-local-job %s %s", j.ID, words.OrNone(j.Target))
 	if j.Schedule != "" {

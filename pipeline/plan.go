@@ -15,6 +15,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/claim"
 	"github.com/recast-sh/recast/cluster/observe"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/replica"
 	"github.com/recast-sh/recast/cluster/survey"
@@ -75,6 +76,7 @@ func planSeen(ctx context.Context, p Project, m Machines, src observe.Sources, l
 	}
 	plan.Warn = append(plan.Warn, o.UnknownStorages("images.iso.storage", p.Config.Images.ISO.Storage)...)
 	plan.Warn = append(plan.Warn, o.UnknownStorages("images.disk.storage", p.Config.Images.Disk.Storage)...)
+	plan.Warn = append(plan.Warn, parking.NotOurs(o.VMs, p.Config.Cluster, "")...)
 	plan.Gates, plan.Hooks = p.Gates(), p.Hooks()
 	if policy.Bootstrap != "" && len(plan.Gates) > 0 {
 		plan.Gates = nil

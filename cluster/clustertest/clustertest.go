@@ -342,7 +342,7 @@ func (p *Proxmox) do(name string, vm cluster.VM, format string, args ...any) err
 // shortened is a change of a configuration with the long record shortened.
 func shortened(set map[string]string) map[string]string {
 	set = maps.Clone(set)
-	if strings.Contains(set["description"], parking.RecordMark) {
+	if strings.Contains(set["description"], cluster.RecordMark) {
 		set["description"] = "record"
 	}
 	if (cluster.VM{Config: set}).Proof() != "" {

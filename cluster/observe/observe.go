@@ -95,6 +95,9 @@ func MatchVM(w cluster.Wanted, f *Found, o *Observation, uuid string) error {
 		if lost := o.lostTrack(*f); lost != "" { // the run may have deleted the VM
 			err = fault.WithHint(err, "%s", lost)
 		}
+		for _, not := range parking.NotOurs(o.VMs, o.Cluster, w.Name) {
+			err = fault.WithHint(err, "%s", not)
+		}
 		return fault.WithHint(err, "the token may not see the VM (VM.Audit), or the node runs elsewhere than on this Proxmox cluster%s", goneForGood(f.Node))
 	case w.VMID != 0 && matches[0].ID != w.VMID:
 		return fault.WithHint(fault.UUIDMismatch.Refusedf("node %s: its UUID %s belongs to %s, not to VM %d as configured", w.Name, uuid, matches[0], w.VMID),
@@ -318,6 +321,7 @@ func observeSources(ctx context.Context, src Sources, wanted []cluster.Wanted) (
 	if err := fault.Prefix("read Proxmox", l.Proxmox); err != nil {
 		return Observation{}, nil, err
 	}
+	o.Cluster = src.Cluster
 	if o.Parking, err = parking.Readable(o.VMs, src.Cluster); err != nil {
 		return Observation{}, nil, err
 	}
@@ -560,6 +564,7 @@ func (o Observation) lostTrack(f Found) string {
 
 // Observation is everything as found, read once.
 type Observation struct {
+	Cluster  string
 	VMs      []cluster.VM       // of the whole Proxmox cluster, by VMID, without those on unavailable hosts
 	Away     *cluster.HostsAway // hosts with VMs that do not answer; nil: there are none
 	Quorate  bool               // the Proxmox cluster has quorum

@@ -155,7 +155,7 @@ func (k KeptDisk) later(o KeptDisk) int {
 // the VMIDs that a parking VM may have; nil: any.
 func Unrecorded(vms []cluster.VM, node string, ids []cluster.VMID) []cluster.VM {
 	return slices.DeleteFunc(slices.Clone(vms), func(vm cluster.VM) bool {
-		if vm.Name != cluster.ParkingName(node) || cluster.Forming(vm) || ids != nil && !slices.Contains(ids, vm.ID) {
+		if vm.Name != cluster.ParkingName(node) || vm.NotOurs != "" || cluster.Forming(vm) || ids != nil && !slices.Contains(ids, vm.ID) {
 			return true
 		}
 		_, has, _ := ReadRecord(vm)
@@ -192,6 +192,21 @@ func ControlPlaneOut(parkings []Parking) bool {
 // Readable is Parkings, but a Damaged record keeps only its own node from being changed: see Unrecorded.
 func Readable(vms []cluster.VM, cluster string) ([]Parking, error) {
 	return Parkings(slices.DeleteFunc(slices.Clone(vms), Damaged), cluster)
+}
+
+// NotOurs lists, in words, the VMs that say that they are parking VMs of the cluster, or of one of its nodes, and are not
+// believed; node "": of any.
+func NotOurs(vms []cluster.VM, clusterName, node string) (out []string) {
+	for _, vm := range vms {
+		why := vm.NotOurs
+		vm.NotOurs = ""
+		rec, _, err := ReadRecord(vm)
+		if why == "" || err == nil && rec.Cluster != clusterName || node != "" && rec.Node != node && vm.Name != cluster.ParkingName(node) {
+			continue
+		}
+		out = append(out, fmt.Sprintf("%s says that it is a parking VM of this cluster, and is not believed: %s. Nothing is taken from it or given to it. If it is one, recast status --ours %d remembers that", vm, why, vm.ID))
+	}
+	return out
 }
 
 func AllParkings(vms []cluster.VM, cluster string) ([]Parking, error) {

@@ -247,7 +247,7 @@ func TestReadRecordOfOtherVMs(t *testing.T) {
 	if _, ok, err := ReadRecord(cluster.VM{Config: map[string]string{"description": "web server\nsince 2019"}}); ok || err != nil {
 		t.Errorf("ok %t, err %v", ok, err)
 	}
-	_, ok, err := ReadRecord(cluster.VM{ID: 9, Config: map[string]string{"description": RecordMark + `{"node":`}})
+	_, ok, err := ReadRecord(cluster.VM{ID: 9, Config: map[string]string{"description": cluster.RecordMark + `{"node":`}})
 	must.Hold(t, ok && err != nil, "a damaged record: ok %t, err %v", ok, err)
 }
 
@@ -447,7 +447,7 @@ func TestWayBack(t *testing.T) {
 		`# unusedN before: unused3`,
 	}
 	must.Equal(t, "-want +got", want, lines)
-	if rest = strings.TrimSpace(rest); !strings.HasPrefix(rest, RecordMark) || strings.Contains(rest, "\n") {
+	if rest = strings.TrimSpace(rest); !strings.HasPrefix(rest, cluster.RecordMark) || strings.Contains(rest, "\n") {
 		t.Errorf("the record is not the one last line: %q", rest)
 	}
 	encoded := regexp.MustCompile(`%[0-9A-Fa-f]{2}`)

@@ -109,11 +109,14 @@ type versioned struct {
 	Record
 }
 
-// ReadRecord reads the record of a parking VM; ok is false for any other VM. If a newer recast wrote the
-// record, the error says so, and rec only tells whose it is.
+// ReadRecord reads the record of a parking VM; ok is false for any other VM, and for one that is not ours. If a newer
+// recast wrote the record, the error says so, and rec only tells whose it is.
 func ReadRecord(vm cluster.VM) (rec Record, ok bool, err error) {
+	if vm.NotOurs != "" {
+		return Record{}, false, nil
+	}
 	for line := range strings.Lines(vm.Config["description"]) {
-		b, found := strings.CutPrefix(strings.TrimSpace(line), RecordMark)
+		b, found := strings.CutPrefix(strings.TrimSpace(line), cluster.RecordMark)
 		if !found {
 			continue
 		}
@@ -233,7 +236,7 @@ func (r Record) Description() (string, error) {
 	head := fmt.Sprintf("Parking VM of recast: %s Talos node %s (VM %d) of cluster %s. Never start it; delete it only with recast prune.\n\n",
 		state, r.Node, r.VMID, r.Cluster)
 	// Proxmox before 9 decodes %41 in a description as a letter (pve-common, Tools.pm, encode_text).
-	last := RecordMark + strings.ReplaceAll(string(b), "%", `\u0025`)
+	last := cluster.RecordMark + strings.ReplaceAll(string(b), "%", `\u0025`)
 	text := head + r.wayBack(cluster.MaxDescription-len(head)-len(last)) + last
 	if len(text) > cluster.MaxDescription {
 		return "", fault.ParkedHalf.Refusedf("record of %s: %d characters do not fit into a VM description (%d)", r.Node, len(text), cluster.MaxDescription)
@@ -287,8 +290,6 @@ func (r Record) SpareDrive(park cluster.VM, key, run string) (string, error) {
 func (r Record) SpareEntry(run, key string) (KeptDisk, bool) {
 	return cluster.Find(r.Kept, func(k KeptDisk) bool { return k.GivenUp && k.Run == run && k.Key == key })
 }
-
-const RecordMark = "recast-record: "
 
 // IsOver reports whether a hand-over between two VMs, in either direction, is complete.
 func (in Intent) IsOver(from, to cluster.VM) bool {

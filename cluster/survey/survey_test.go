@@ -272,7 +272,7 @@ func TestDiscoveryOwn(t *testing.T) {
 		park(9001, parking.Record{Cluster: "former", Node: "wk1", UUID: discoveredUUID}),
 		park(9002, parking.Record{Cluster: "homelab", Node: "gone", UUID: "x"}),
 		park(9101, parking.Record{Cluster: "other", Node: "wk1", UUID: "y"}),
-		{ID: 9102, Config: map[string]string{"description": parking.RecordMark + "{"}},
+		{ID: 9102, Config: map[string]string{"description": cluster.RecordMark + "{"}},
 	}}
 	newer := d.VMs[3].Config
 	newer["description"] = strings.Replace(newer["description"], `{"version":1,`, `{"version":2,"also":true,`, 1)

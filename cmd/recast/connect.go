@@ -99,6 +99,7 @@ func connectProxmox(s *streams, p pipeline.Project, cl *closers) (*pve.Client, e
 	if err != nil {
 		return nil, err
 	}
+	px.Trust(p.Trust())
 	cl.add(func() error { px.Close(); return nil })
 	return px, nil
 }

@@ -225,6 +225,7 @@ func (w *slow) end() {
 func newStatusCmd(s *streams, g *globals) *cobra.Command {
 	var out string
 	var watch bool
+	var ours int
 	c := &cobra.Command{
 		Use: "status", Short: "Show the active run, what is unfinished and where every disk is",
 		Long: `Show who holds the claim of the cluster, how the last run that was started here ended
@@ -253,6 +254,11 @@ request every two seconds on average. It needs a terminal.`,
 				}
 			}
 			return using(s, g, connectProxmox, func(p pipeline.Project, px *pve.Client, cl *closers) error {
+				if ours != 0 {
+					if err := px.Confirm(c.Context(), cluster.VMID(ours)); err != nil {
+						return err
+					}
+				}
 				src := statusFrom(s, p, px, cl)
 				if watch {
 					return watchStatus(c.Context(), s, p, px, src)
@@ -267,6 +273,7 @@ request every two seconds on average. It needs a terminal.`,
 	}
 	outputFlag(c, &out, "text", "json")
 	c.Flags().BoolVarP(&watch, "watch", "w", false, "show the active run live, and then the next one")
+	c.Flags().IntVar(&ours, "ours", 0, "remember that this VM is a parking VM of the cluster, whoever made it")
 	return c
 }
 

@@ -450,6 +450,7 @@ func (c *Client) CreateVM(ctx context.Context, host string, id cluster.VMID, con
 	})
 	if err == nil {
 		c.seen.add(id, sighting{host: host, at: time.Now(), off: true})
+		c.proofs.makes(id)
 	}
 	return err
 }

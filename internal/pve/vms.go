@@ -212,7 +212,10 @@ func (c *Client) readConfig(ctx context.Context, vm *cluster.VM) error {
 	vm.Lock = config["lock"]
 	vm.Template = config["template"] == "1"
 	vm.Name = cmp.Or(config["name"], vm.Name)
-	return nil
+	if vm.IsParking() && !cluster.Forming(*vm) {
+		vm.NotOurs, err = c.notOurs(ctx, *vm)
+	}
+	return err
 }
 
 type vmStatus struct {

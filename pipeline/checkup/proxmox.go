@@ -15,6 +15,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/claim"
 	"github.com/recast-sh/recast/cluster/observe"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/cluster/replica"
 	"github.com/recast-sh/recast/cluster/survey"
@@ -126,6 +127,9 @@ func (d *checkup) claim() {
 		d.fail(GroupProxmox, "claim", err)
 	case held:
 		d.warn(GroupProxmox, "claim", "recast status shows who holds it; recast roll takes over a claim whose holder is dead", "run %s holds it since %s", state.Run, state.Since.Format(time.RFC3339))
+	}
+	for _, not := range parking.NotOurs(d.survey.VMs, d.Config.Cluster, "") {
+		d.warn(GroupProxmox, "parking VMs", "a resource pool of the nodes' own proves it: who may put VMs there may take the nodes' disks anyway", "%s", not)
 	}
 	if err := errors.Join(state.OfOtherRange(d.ClaimID(), d.VMIDs()), claim.Strays(d.survey.VMs, d.Config.Cluster, d.VMIDs(), d.NodeVMs(planning.Plan{}))); err != nil {
 		d.fail(GroupProxmox, "proxmox.vmids", err)

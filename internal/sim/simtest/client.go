@@ -193,6 +193,7 @@ func (c *Client) connectMachines(s *session) error {
 	if err != nil {
 		return err
 	}
+	px.Trust(s.project.Trust())
 	s.close = append(s.close, px.Close)
 	s.machines = pipeline.Machines{Proxmox: px, Store: px, Commands: command.FromHere(), MachineConfig: c.MachineConfig}
 	if c.Commands != nil {
