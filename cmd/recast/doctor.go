@@ -236,6 +236,9 @@ Nearly all of that is stored in Proxmox, so it works on any machine, and while T
 and Kubernetes are down. Changes nothing. Exits 0 if Proxmox could be read, whatever
 the result.
 
+A VM that says it is a parking VM of this cluster, and that nothing proves to be one, is
+named and left alone. --ours remembers that it is one: look at who made it first.
+
 With --watch it shows the active run live, and then the next one, until you press
 Ctrl-C. On the machine where the run was started it looks as in recast roll, drawn from the log beside
 the journal; elsewhere it shows what Proxmox knows about the run, with at most one

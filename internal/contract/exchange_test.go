@@ -252,9 +252,38 @@ func TestExchangeMinimal(t *testing.T) {
 			x, px := s.newNode(mixed()), s.minimal(string(u.strategy))
 			x.interrupt(t, mortal(px, untilClosed), u.strategy)
 			must.Do(t, x.resume(px, u.strategy, "r1", u.putBack))
+			if err := s.client.Confirm(t.Context(), cluster.VMID(x.park)); !errors.Is(err, cluster.ErrNotFound) { // another token made it
+				must.Do(t, err)
+			}
 			u.check(t, x, u.putBack)
 		})
 	}
+}
+
+// TestWhoMadeAParkingVM: the log of tasks says who created a VM, and the VM when it was created (pve-manager,
+// API2/Tasks.pm; qemu-server, MetaInfo.pm).
+func TestWhoMadeAParkingVM(t *testing.T) {
+	story(t, "by its task", 0, func(t *testing.T, s *server) {
+		x := s.newPlainNode()
+		text := must.Get(parking.Record{Cluster: exchangeCluster, Node: x.node(), Run: "r0", VMID: cluster.VMID(x.id)}.Description())(t)
+		name := "name=" + cluster.ParkingName(x.node())
+		s.taskOK(http.MethodPost, "/nodes/"+s.place.node+"/qemu", marked(x.park, name, "description="+text)...)
+		read := func(px *pve.Client) cluster.VM { return must.Get(px.VMConfig(t.Context(), cluster.VMID(x.park)))(t) }
+		must.Equal(t, "who made it", "", read(s.newClient()).NotOurs)
+		must.Equal(t, "status", http.StatusOK, s.do(http.MethodPut, s.vm(x.park, "config"), "net0=virtio").Code)
+		must.Hold(t, read(s.newClient()).NotOurs != "", "with a network card it is believed")
+	})
+	story(t, "by another", simulated, func(t *testing.T, s *server) {
+		x := s.newPlainNode()
+		must.Do(t, x.exchange(s.minimal(string(cluster.Recreate)), cluster.Recreate, "r1"))
+		read := func(px *pve.Client) string {
+			return must.Get(px.VMConfig(t.Context(), cluster.VMID(x.park)))(t).NotOurs
+		}
+		px := s.newClient()
+		must.Hold(t, read(px) != "", "a VM that another user has created is believed")
+		must.Do(t, px.Confirm(t.Context(), cluster.VMID(x.park)))
+		must.Equal(t, "confirmed", "", read(px))
+	})
 }
 
 // minimal is a client of a token created with the commands of permissions.md.
@@ -437,7 +466,7 @@ func TestExchangeNotOpened(t *testing.T) {
 			needs: secondNode,
 			prepare: func(s *server, x *exchanged) {
 				text := must.Get(parking.Record{Cluster: exchangeCluster, Node: x.node(), Run: "r0", VMID: cluster.VMID(x.id)}.Description())(s.t)
-				s.taskOK(http.MethodPost, "/nodes/"+s.place.node2+"/qemu", marked(x.park, "description="+text)...)
+				s.taskOK(http.MethodPost, "/nodes/"+s.place.node2+"/qemu", marked(x.park, "name="+cluster.ParkingName(x.node()), "description="+text)...)
 			},
 			want: "is not on",
 		},

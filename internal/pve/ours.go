@@ -154,8 +154,8 @@ func (c *Client) createdOn(ctx context.Context, host string, vm cluster.VM) (boo
 
 var created = regexp.MustCompile(`\bctime=(\d+)`)
 
-// bornIn reports whether a task that ran then can have created the VM: since Proxmox 7.1, a VM says when it was, and
-// nobody can set that (qemu-server, MetaInfo.pm). ended is 0 while the task runs.
+// bornIn reports whether a task that ran then can have created the VM, which says when it was made: nobody can set that
+// (qemu-server, MetaInfo.pm; VMs made before Proxmox 7 do not say it). ended is 0 while the task runs.
 func bornIn(vm cluster.VM, began time.Time, ended int64) bool {
 	m := created.FindStringSubmatch(vm.Config["meta"])
 	if m == nil {

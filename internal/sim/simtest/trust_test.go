@@ -3,6 +3,8 @@ package simtest
 import (
 	"fmt"
 	"maps"
+	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -13,6 +15,7 @@ import (
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/pve"
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/record"
 	"github.com/recast-sh/recast/internal/sim/world"
@@ -143,4 +146,59 @@ func TestAFalseParkingVM(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestAProvenParkingVM: whatever says that the parking VM of an interrupted roll is ours, the roll goes on. Without any of
+// it, nothing is touched until a person has confirmed it.
+func TestAProvenParkingVM(t *testing.T) {
+	for name, of := range map[string]struct {
+		elsewhere, rotated, pool, node bool
+		stops                          bool
+	}{
+		"here, and the task log is gone":                   {rotated: true},
+		"elsewhere, by the task log":                       {elsewhere: true},
+		"elsewhere, by the pool in recast.yaml":            {elsewhere: true, rotated: true, pool: true},
+		"elsewhere, by the pool of another node's VM":      {elsewhere: true, rotated: true, node: true},
+		"elsewhere, and nothing says that the VM is ours": {elsewhere: true, rotated: true, stops: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inStaleLab(t, sim.Options{ControlPlanes: 1, Workers: 1}, func(t *testing.T, lab *Lab) {
+				if of.pool || of.node {
+					lab.World.AddPool("talos")
+					for _, n := range lab.Nodes {
+						must(t, lab.World.JoinPool("root@pam", n.VMID, "talos", false))
+					}
+				}
+				if of.pool {
+					lab.shape("wk1", "pool: talos")
+				}
+				lab.Client().rollKilled(after("delete-vm"), onlyWorker)
+				if of.rotated {
+					lab.World.RotateTasks()
+				}
+				user := lab.Client()
+				if of.elsewhere {
+					user = lab.elsewhere()
+					must(t, os.RemoveAll(filepath.Join(user.Dir, ".recast")))
+				}
+				if of.stops {
+					before := lab.machinesDump()
+					_, err := user.Roll(t.Context(), onlyWorker)
+					requireFault(t, err, fault.Config, "no VM has its SMBIOS UUID", "and is not believed: no task log has that", "recast status --ours 900")
+					requireSame(t, before, lab.machinesDump(), "it changed something (-before +after)")
+					user.confirm(lab.parkingOf("wk1"))
+				}
+				rep := user.mustRoll(onlyWorker)
+				require(t, rep.Outcome == "done", "%+v", rep)
+				requireInSync(t, lab)
+			})
+		})
+	}
+}
+
+func (c *Client) confirm(park int) {
+	c.lab.t.Helper()
+	must(c.lab.t, errOf(connected(c.lab.t.Context(), c, func(s *session) (struct{}, error) {
+		return struct{}{}, s.machines.Proxmox.(*pve.Client).Confirm(c.lab.t.Context(), cluster.VMID(park))
+	})))
 }

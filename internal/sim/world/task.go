@@ -167,6 +167,13 @@ func (w *World) Tasks() []Task {
 	return list
 }
 
+// RotateTasks drops the tasks that have ended from the hosts' lists, as Proxmox does with old ones: API2/Tasks.pm reads
+// /var/log/pve/tasks/index and index.1 only.
+func (w *World) RotateTasks() {
+	defer w.mu.changing()()
+	w.tasks = slices.DeleteFunc(w.tasks, func(t *task) bool { return !t.Running })
+}
+
 // kill ends a worker where it is; mu must be held.
 func (t *task) kill() {
 	t.killed = true
