@@ -155,10 +155,10 @@ func TestAProvenParkingVM(t *testing.T) {
 		elsewhere, rotated, pool, node bool
 		stops                          bool
 	}{
-		"here, and the task log is gone":                   {rotated: true},
-		"elsewhere, by the task log":                       {elsewhere: true},
-		"elsewhere, by the pool in recast.yaml":            {elsewhere: true, rotated: true, pool: true},
-		"elsewhere, by the pool of another node's VM":      {elsewhere: true, rotated: true, node: true},
+		"here, and the task log is gone":                  {rotated: true},
+		"elsewhere, by the task log":                      {elsewhere: true},
+		"elsewhere, by the pool in recast.yaml":           {elsewhere: true, rotated: true, pool: true},
+		"elsewhere, by the pool of another node's VM":     {elsewhere: true, rotated: true, node: true},
 		"elsewhere, and nothing says that the VM is ours": {elsewhere: true, rotated: true, stops: true},
 	} {
 		t.Run(name, func(t *testing.T) {
