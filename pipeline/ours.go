@@ -10,10 +10,12 @@ import (
 	"strings"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/journal"
 	"github.com/recast-sh/recast/internal/savefile"
+	"github.com/recast-sh/recast/pipeline/past"
 )
 
 // Trust says what proves that a parking VM is ours.
@@ -25,6 +27,30 @@ func (p Project) Trust() cluster.Trust {
 		}
 	}
 	return t
+}
+
+// ByHand returns the commands that undo a node's last replacement here without recast, as the journal has them: who may edit a
+// parking VM can change those in its Notes.
+func ByHand(p Project, node string) (string, error) {
+	infos, err := p.Runs().List()
+	for _, info := range infos {
+		j, errOpen := journal.Open(p.Runs().Dir, journal.Options{Run: info.ID, ReadOnly: true})
+		if errOpen != nil {
+			continue // a run of another machine
+		}
+		rec, errFact := past.Fact[parking.Record](j, node+"/"+parking.JournalKey)
+		if err := errors.Join(errFact, j.Close()); err != nil {
+			return "", err
+		}
+		if rec == nil {
+			continue
+		}
+		if lines := rec.ByHand(); lines != "" {
+			return lines, nil
+		}
+		return "", fault.Refusedf("node %s: its last replacement here, by run %s, moved no disk: nothing is to be put back by hand", node, info.ID)
+	}
+	return "", fault.WithHint(errors.Join(fault.Refusedf("node %s: no journal on this machine has a replacement of it", node), err), "its parking VM's Notes have the commands: qm config VMID")
 }
 
 // knownParkings is a file with a line for each parking VM that was proven to be ours: its number and its SMBIOS UUID.

@@ -615,6 +615,13 @@ func (r Record) wayBack(room int) string {
 	return noRoom
 }
 
+// JournalKey is the journal's key, below the node's, of the record with which its replacement was opened.
+const JournalKey = "record"
+
+// ByHand returns the commands with which an administrator undoes the replacement that the record opened, as its parking
+// VM's Notes have them; "" if there are none. Of a hand-over that was cut off since, only the Notes know.
+func (r Record) ByHand() string { return r.wayBack(cluster.MaxDescription) }
+
 const noRoom = "The lines that undo this without recast have no room here: see docs/notes/proxmox.md, Undo by hand.\n\n"
 
 func (u *undo) text() string {
@@ -624,7 +631,11 @@ func (u *undo) text() string {
 	u.restoreSystem()
 	u.setUp()
 	var b strings.Builder
-	fmt.Fprintf(&b, "Without recast, as root on the host of both VMs (see docs/notes/proxmox.md, Undo by hand), these lines, in this order, give VM %d its old self back:\n\n```sh\n", u.vm())
+	fmt.Fprintf(&b, "Without recast, as root on the host of both VMs (see docs/notes/proxmox.md, Undo by hand), these lines, in this order, give VM %d its old self back:\n\n", u.vm())
+	if !u.tight {
+		fmt.Fprintf(&b, "(They name no VM but %d and %d, and no file but the firewall's. Others were put here by somebody: compare recast status --by-hand %s.)\n\n", u.vm(), u.rec.Parking, u.rec.Node)
+	}
+	b.WriteString("```sh\n")
 	ids := strings.NewReplacer("PARKING", fmt.Sprint(u.rec.Parking), "VMID", fmt.Sprint(u.vm()), "SETTINGS", strings.Join(u.read, " "))
 	for _, f := range shellFunctions {
 		if u.used[f.name] {

@@ -598,11 +598,15 @@ func (n *record) open(ctx context.Context, mem parking.Memory) error {
 	case !errors.Is(err, cluster.ErrNotFound):
 		return err
 	}
-	_, _, err = exchange.OpenParking(ctx, n.Proxmox, n.opening(), mem, earlier, n.roller.ParkingIDs, &n.roller.parkingNumbers, func(id cluster.VMID) error {
+	id, rec, err := exchange.OpenParking(ctx, n.Proxmox, n.opening(), mem, earlier, n.roller.ParkingIDs, &n.roller.parkingNumbers, func(id cluster.VMID) error {
 		// Noted before the VM exists, so that a crash in between does not orphan it.
 		return fault.Prefix("journal", n.Journal.Put(n.Key("parking"), id))
 	})
-	return err
+	if err != nil {
+		return err
+	}
+	rec.Parking = id
+	return fault.Prefix("journal", n.Journal.Put(n.Key(parking.JournalKey), rec))
 }
 
 func (n *record) opening() parking.Record {

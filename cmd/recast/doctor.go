@@ -226,6 +226,7 @@ func newStatusCmd(s *streams, g *globals) *cobra.Command {
 	var out string
 	var watch bool
 	var ours int
+	var byHand string
 	c := &cobra.Command{
 		Use: "status", Short: "Show the active run, what is unfinished and where every disk is",
 		Long: `Show who holds the claim of the cluster, how the last run that was started here ended
@@ -256,6 +257,15 @@ request every two seconds on average. It needs a terminal.`,
 					return err
 				}
 			}
+			if byHand != "" {
+				p, err := g.open()
+				if err != nil {
+					return err
+				}
+				lines, err := pipeline.ByHand(p, byHand)
+				fmt.Fprint(s.out, lines)
+				return err
+			}
 			return using(s, g, connectProxmox, func(p pipeline.Project, px *pve.Client, cl *closers) error {
 				if ours != 0 {
 					if err := px.Confirm(c.Context(), cluster.VMID(ours)); err != nil {
@@ -276,6 +286,7 @@ request every two seconds on average. It needs a terminal.`,
 	}
 	outputFlag(c, &out, "text", "json")
 	c.Flags().BoolVarP(&watch, "watch", "w", false, "show the active run live, and then the next one")
+	c.Flags().StringVar(&byHand, "by-hand", "", "print the commands that undo this node's last replacement without recast, from the journal")
 	c.Flags().IntVar(&ours, "ours", 0, "remember that this VM is a parking VM of the cluster, whoever made it")
 	return c
 }

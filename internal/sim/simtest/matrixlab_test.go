@@ -114,6 +114,7 @@ func (l *matrixLab) live(ctx context.Context) (context.Context, *matrixLife) {
 		Endpoints: []string{"https://" + matrixEndpoint}, Token: cluster.Secret(matrixToken + "=" + matrixSecret),
 		Fingerprint: apitest.Fingerprint(l.cert.Leaf), Dial: life.dialer.DialContext, Poll: 2 * time.Second,
 	}))(l.t)
+	px.Trust(cluster.Trust{Pools: []string{"talos"}}) // of the parking VM that was there before
 	life.px = px
 	l.clients = append(l.clients, px)
 	return ctx, life

