@@ -4,6 +4,7 @@ import (
 	"context"
 	"crypto/rand"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -70,6 +71,9 @@ func Bootstrap(ctx context.Context, p Project, c Images, m Machines, run *step.R
 	return w.passes(ctx, c)
 }
 
+// movesFollowed bounds how often a roll makes a new plan because a VM was migrated, as Proxmox HA does to rebalance.
+const movesFollowed = 5
+
 // passes makes plans and carries them out, until nothing is left unfinished.
 func (w *work) passes(ctx context.Context, c Images) (Report, error) {
 	return w.end(ctx, func() error {
@@ -81,7 +85,11 @@ func (w *work) passes(ctx context.Context, c Images) (Report, error) {
 		}
 		for {
 			unfinished, err := w.pass(ctx, c)
+			moved := rolling.OnlyMoved(err)
 			switch {
+			case moved != nil && w.moves < movesFollowed && ctx.Err() == nil:
+				w.moves++
+				w.run.Note("roll", fmt.Sprintf("%v: looking again, with a new plan", moved[0]))
 			case err != nil:
 				return w.surgeStays(err)
 			case !unfinished:
@@ -146,6 +154,7 @@ type work struct {
 	back        []string // the nodes that the user named for undo
 	node        string   // the node that remove takes away
 	restores    bool     // etcd is lost, and so Kubernetes
+	moves       int      // how often a new plan was made since a VM had moved
 	rep         Report
 	refusedHint string // what to do about a plan with refusals
 

@@ -60,7 +60,7 @@ func (w *work) keepAbout(j *journal.Journal, lock schematics.Lock) error {
 // keepPlan records the plan that is carried out. A process that continues a run plans
 // only what is left, so the original plan is kept too.
 func (w *work) keepPlan(j *journal.Journal) error {
-	if w.rep.Plan.Run == "" && !w.o.Policy.SurgeEnds { // this run's own plan; it may follow a plan for reset machines
+	if !w.continues() { // this run's own plan; it may follow a plan for reset machines
 		return j.Put(past.PlanKey, w.rep.Plan)
 	}
 	first, err := past.Fact[json.RawMessage](j, past.FirstPlanKey)
@@ -73,13 +73,18 @@ func (w *work) keepPlan(j *journal.Journal) error {
 	return j.Put(past.PlanKey, w.rep.Plan)
 }
 
+// continues reports whether the plan goes on with a run that has begun with another one.
+func (w *work) continues() bool {
+	return w.rep.Plan.Run != "" || w.o.Policy.SurgeEnds || w.moves > 0
+}
+
 // keepFates records the results for the nodes of the plan that was carried out, and keeps the results for the run's
 // other nodes.
 func (w *work) keepFates(j *journal.Journal) error {
 	mine := cluster.Each(w.rep.Plan.Work(), nodeOf)
 	f := w.tally.fates(mine)
 	var before cluster.Fates
-	if w.rep.Plan.Run != "" || w.o.Policy.SurgeEnds { // see keepPlan
+	if w.continues() {
 		before = fatesBefore(j)
 		f = asBefore(f, w.rep.Plan, j)
 	}

@@ -72,7 +72,11 @@ func (n *Node) look(ctx context.Context) error {
 		problems = append(problems, n.requireStorages(ctx))
 	}
 	if !n.Plan.Resume {
-		problems = append(problems, n.RequireOneMachine(ctx), n.RequireUnchanged(ctx), n.requireFallback(ctx), n.requireSoleOwner(ctx), n.requireOthersReady(ctx), n.RequireEtcd(ctx))
+		unchanged := n.RequireUnchanged(ctx)
+		if OnlyMoved(unchanged) != nil {
+			return unchanged // the others have looked on the host where it was
+		}
+		problems = append(problems, n.RequireOneMachine(ctx), unchanged, n.requireFallback(ctx), n.requireSoleOwner(ctx), n.requireOthersReady(ctx), n.RequireEtcd(ctx))
 	} else {
 		problems = append(problems, n.requireEtcdInOldBoot(ctx))
 	}
@@ -176,8 +180,39 @@ func (n *Node) plannedOn() string {
 
 // MovedSince returns the refusal for a VM that is on another host than the plan says.
 func (n *Node) MovedSince(vm cluster.VM) error {
-	return fault.WithHint(fault.PlanMoved.Refusedf("%s was on %s when the plan was made", vm, n.plannedOn()),
-		"run recast plan and look again; the move, perhaps by Proxmox HA, may not have finished")
+	err := fault.PlanMoved.Of(fault.As(fault.Refused, &MovedError{VM: vm, From: n.plannedOn()}))
+	return fault.WithHint(err, "run recast plan and look again; the move, perhaps by Proxmox HA, may not have finished")
+}
+
+// MovedError is a VM that is on another host than the plan says. Nothing of its node was changed: a new plan can go on.
+type MovedError struct {
+	VM   cluster.VM
+	From string
+}
+
+func (e *MovedError) Error() string {
+	return fmt.Sprintf("%s was on %s when the plan was made", e.VM, e.From)
+}
+
+// OnlyMoved returns the VMs that have moved since the plan, if nothing else has failed.
+func OnlyMoved(err error) (moved []*MovedError) {
+	if all, joined := err.(interface{ Unwrap() []error }); joined {
+		for _, one := range all.Unwrap() {
+			its := OnlyMoved(one)
+			if its == nil {
+				return nil
+			}
+			moved = append(moved, its...)
+		}
+		return moved
+	}
+	if one, is := err.(*MovedError); is {
+		return []*MovedError{one}
+	}
+	if inner := errors.Unwrap(err); inner != nil {
+		return OnlyMoved(inner)
+	}
+	return nil
 }
 
 // requireReplaceable checks again what the VM's digest does not show and what may be new since the plan was made:
