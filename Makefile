@@ -110,8 +110,8 @@ e2e-deps: ## install the Debian packages that make e2e and make e2e-report need
 release-snapshot: bin/tools/testsummary bin/tools/sbom bin/tools/chart bin/tools/goreleaser ## build a release in dist without publishing it, and check it (docs/notes/release.md)
 	@internal/tools/release-snapshot
 
-release: bin/tools/sbom bin/tools/chart bin/tools/goreleaser ## publish the checked out tag as a draft, as .github/workflows/release.yaml does
-	@internal/tools/publish
+release: bin/tools/testsummary bin/tools/sbom bin/tools/chart bin/tools/goreleaser ## build the checked out tag in dist and check it: all that .github/workflows/release.yaml signs and publishes
+	@internal/tools/release-snapshot tag
 
 schedules: bin/tools/testsummary ## N random clusters, each rolled through random troubles until it is as it should be, and where N > 1 the cases that failed in the past (SEED=n for others; REPLAY='cp=1 …' for one)
 	@go test -json -timeout 0 -run '($(if $(REPLAY),TestReplay,TestSchedules$(if $(filter 1,$(N)),,|TestCorpus)))$$' ./internal/sim/schedules -schedules.n=$(N) -schedules.seed=$(or $(SEED),1) -schedules.replay='$(REPLAY)' | bin/tools/testsummary -name schedules -story -figures schedules,node-rolls,faults,violations

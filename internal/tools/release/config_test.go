@@ -26,4 +26,7 @@ func TestConfig(t *testing.T) {
 	if ids := project.Archives[0].IDs; !slices.Equal(ids, []string{"recast"}) {
 		t.Errorf("archives have %q", ids)
 	}
+	if project.Release.Disable != "true" || len(project.Signs)+len(project.DockerSigns)+len(project.DockersV2) > 0 {
+		t.Error("it signs or publishes, beside what compiles")
+	}
 }

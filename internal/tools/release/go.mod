@@ -4,7 +4,10 @@ go 1.26.5
 
 tool github.com/goreleaser/goreleaser/v2
 
-require github.com/goreleaser/goreleaser/v2 v2.16.0
+require (
+	github.com/goreleaser/goreleaser/v2 v2.16.0
+	go.yaml.in/yaml/v3 v3.0.4
+)
 
 require (
 	al.essio.dev/pkg/shellescape v1.6.0 // indirect
@@ -308,7 +311,6 @@ require (
 	go.uber.org/multierr v1.11.0 // indirect
 	go.uber.org/zap v1.27.1 // indirect
 	go.yaml.in/yaml/v2 v2.4.4 // indirect
-	go.yaml.in/yaml/v3 v3.0.4 // indirect
 	go.yaml.in/yaml/v4 v4.0.0-rc.4 // indirect
 	gocloud.dev v0.45.0 // indirect
 	golang.org/x/crypto v0.52.0 // indirect
