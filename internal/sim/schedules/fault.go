@@ -558,6 +558,23 @@ func (p *play) isMissed(node int, vm world.VM, since time.Time) bool {
 
 var errStruck = errors.New("struck by a fault")
 
+// kinds returns all faults:
+//
+//   - kill, kill-before, kill-away: recast is killed right after a server has acted, or before; or goes on elsewhere
+//   - lost, dropped: the answer is lost; the request is lost
+//   - late, late-busy, late-lost, late-kill, late-away: Proxmox executes a request late: its sender got 504, lost the
+//     connection, was killed
+//   - clock-ahead, clock-behind, machine-ahead, machine-behind: the clock of a Proxmox node, or of a machine, jumps by a day
+//   - second: another recast starts a roll elsewhere
+//   - task, refused, worker: a task fails; a request is refused; a worker is killed
+//   - quorum, daemon, host: of Proxmox: no quorum; pvedaemon does not answer; no power
+//   - full, full-isos, busy, token, api: no space; no rename; the token has expired; no Kubernetes API
+//   - slow-proxmox, slow-talos, slow-kubernetes: requests are handled late, or dropped
+//   - mute, off, reset, etcd: of a machine: no answer, no power, a reset, no etcd
+//   - cordon, memory, description, snapshot, locked, lock, stop, start, migrate: actions of administrators
+//   - prepared-gone, surge-off, surge-deleted: a prepared disk or a surge node is gone
+//   - takes-vmid, squat, squats, imposter, reuses: other people's VMs and volumes with a name, number or address that
+//     recast is about to use
 func kinds() []kind {
 	return slices.Concat(processKinds(), lateKinds(), clockKinds(), serverKinds(), machineKinds(), foreignKinds(), strangerKinds(), preparedKinds(), surgeKinds())
 }
