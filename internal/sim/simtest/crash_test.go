@@ -4,6 +4,7 @@ import (
 	"context"
 	"flag"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -842,6 +843,41 @@ func TestALostClaim(t *testing.T) {
 			requireNoClaim(t, lab)
 		})
 	}
+}
+
+// A run that loses its claim before it uploads an image sends none. One that loses it meanwhile ends the upload, and sends no
+// other, also where the answer is lost.
+func TestALostClaimEndsAPublish(t *testing.T) {
+	eachLong(t, oneWorker(), storiesOf("before", "meanwhile", "lost answer"), func(t *testing.T, lab *Lab, when string) {
+		lab.Replace("recast.yaml", "iso: {storage", "iso: {delivery: upload, storage")
+		lab.Patch(sim.PatchedExtension)
+		c := lab.Client()
+		seize := func() { lab.seize(c.Run, "20000101-0000-face") }
+		uploads := func(call record.Call) bool { return call.Method == "POST" && strings.HasSuffix(call.Path, "/upload") }
+		want := 1
+		if when == "before" {
+			c.Emit, want = whenStarted("upload-isos", seize), 0
+		}
+		lab.Recorder.Hooks(func(call record.Call) error {
+			switch {
+			case !uploads(call):
+				return nil
+			case when == "lost answer":
+				seize()
+				return io.ErrUnexpectedEOF
+			case when == "meanwhile":
+				seize()
+			}
+			time.Sleep(time.Minute)
+			return nil
+		}, nil)
+		began := time.Now()
+		_, err := c.Roll(t.Context(), planning.Policy{})
+		requireFault(t, err, fault.Claimed, "upload to storage isos: ", "lost the claim of cluster lab: to run 20000101-0000-face")
+		requireTook(t, began, 0, 30*time.Second)
+		requireSame(t, want, len(lab.sent(0, uploads)), "uploads (-want +got)")
+		requireNone(t, changesOfNodes(lab.Recorder.Calls()), "after the claim was lost")
+	})
 }
 
 // A run that waits for a PodDisruptionBudget and loses its claim ends with its next heartbeat, and leaves the node.
