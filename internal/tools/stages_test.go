@@ -9,7 +9,9 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 )
 
 // fakeGo runs no test: it prints what go test -json does for one that passes, and its nth call of go test
@@ -175,4 +177,59 @@ func TestCI(t *testing.T) {
 			t.Errorf("%s fails, yet it passes:\n%s", stage, out)
 		}
 	}
+}
+
+// TestCIInterrupted: Ctrl-C ends what the rows of .ci/run have started, which are in process groups of their own.
+func TestCIInterrupted(t *testing.T) {
+	t.Parallel()
+	dir := repository(t)
+	pids := filepath.Join(dir, "pids")
+	write(t, dir, "path/make", `#!/bin/bash
+case $2 in
+e2e-deps) ;;
+check | test | limits) echo "$2: 5 requests, 0 schema-violations" ;;
+*) sleep 600 & echo $$ $! >>"$PIDS"; wait ;;
+esac
+`)
+	c := exec.CommandContext(t.Context(), "bash", ".ci/run")
+	c.Dir, c.SysProcAttr = dir, &syscall.SysProcAttr{Setpgid: true}
+	c.Env = append(os.Environ(), "PATH="+filepath.Join(dir, "path")+":"+os.Getenv("PATH"), "APIDOC=apidoc.json", "PIDS="+pids)
+	if err := c.Start(); err != nil {
+		t.Fatal(err)
+	}
+	var started []string
+	t.Cleanup(func() {
+		if t.Failed() {
+			_ = exec.Command("kill", started...).Run()
+		}
+	})
+	until(t, "the four rows run", func() bool {
+		text, _ := os.ReadFile(pids) // none at first
+		started = strings.Fields(string(text))
+		return len(started) == 8
+	})
+	if err := syscall.Kill(-c.Process.Pid, syscall.SIGINT); err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Wait(); err == nil {
+		t.Error("an interrupted .ci/run passes")
+	}
+	until(t, "all have ended", func() bool {
+		return !slices.ContainsFunc(started, func(pid string) bool {
+			state, err := os.ReadFile("/proc/" + pid + "/stat")
+			return err == nil && !strings.Contains(string(state), ") Z ")
+		})
+	})
+}
+
+// until waits for other processes.
+func until(t *testing.T, what string, holds func() bool) {
+	t.Helper()
+	for range 200 {
+		if holds() {
+			return
+		}
+		<-time.After(100 * time.Millisecond)
+	}
+	t.Fatalf("after 20 s it is not so that %s", what)
 }
