@@ -20,7 +20,7 @@ import (
 
 // Trust says what proves that a parking VM is ours.
 func (p Project) Trust() cluster.Trust {
-	t := cluster.Trust{Nodes: p.NodeVMs(planning.Plan{}), Known: knownParkings{p.State()}}
+	t := cluster.Trust{Nodes: p.NodeVMs(planning.Plan{}), Known: knownParkings{filepath.Join(p.State(), past.ParkingsName), p.Runs().Elsewhere}}
 	for _, n := range p.Config.Nodes {
 		if pool := shapeOf(p.Config, n).Pool; pool != "" && !slices.Contains(t.Pools, pool) {
 			t.Pools = append(t.Pools, pool)
@@ -54,15 +54,13 @@ func ByHand(p Project, node string) (string, error) {
 }
 
 // knownParkings is a file with a line for each parking VM that was proven to be ours: its number and its SMBIOS UUID.
-// Of two processes that write at once, one's line is lost, and proven again.
-type knownParkings struct{ dir string }
-
-func (k knownParkings) file() string { return filepath.Join(k.dir, "parkings") }
+// Runs of other machines bring theirs along. Of two processes that write at once, one's line is lost, and proven again.
+type knownParkings struct{ here, elsewhere string }
 
 func knownLine(vm cluster.VM) string { return fmt.Sprintf("%d %s", vm.ID, vm.UUID()) }
 
-func (k knownParkings) lines() ([]string, error) {
-	b, err := os.ReadFile(k.file())
+func linesOf(file string) ([]string, error) {
+	b, err := os.ReadFile(file)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
@@ -70,18 +68,23 @@ func (k knownParkings) lines() ([]string, error) {
 }
 
 func (k knownParkings) Has(vm cluster.VM) (bool, error) {
-	lines, err := k.lines()
-	return vm.UUID() != "" && slices.Contains(lines, knownLine(vm)), err
+	copies, _ := filepath.Glob(filepath.Join(k.elsewhere, "*", "*", past.ParkingsName)) // the pattern is valid
+	for _, file := range append([]string{k.here}, copies...) {
+		if lines, err := linesOf(file); err != nil || vm.UUID() != "" && slices.Contains(lines, knownLine(vm)) {
+			return err == nil, err
+		}
+	}
+	return false, nil
 }
 
 func (k knownParkings) Add(vm cluster.VM) error {
-	lines, err := k.lines()
+	lines, err := linesOf(k.here)
 	if err != nil || slices.Contains(lines, knownLine(vm)) {
 		return err
 	}
 	lines = slices.DeleteFunc(lines, func(line string) bool { return line == "" || strings.HasPrefix(line, fmt.Sprintf("%d ", vm.ID)) })
-	if err := journal.KeepOutOfGit(k.dir); err != nil {
+	if err := journal.KeepOutOfGit(filepath.Dir(k.here)); err != nil {
 		return err
 	}
-	return savefile.Replace(k.file(), []byte(strings.Join(append(lines, knownLine(vm)), "\n")+"\n"), 0o600)
+	return savefile.Replace(k.here, []byte(strings.Join(append(lines, knownLine(vm)), "\n")+"\n"), 0o600)
 }

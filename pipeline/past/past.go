@@ -530,6 +530,8 @@ const (
 	lockName   = "recast.lock" // in a record: the lock that the run was started with
 	beforeName = "before.lock" // in a record: the lock before that, if known
 	digestName = "record"      // in a copy: the digest of its record
+	// ParkingsName is the file of the parking VMs that were proven to be ours, in a record and beside the runs.
+	ParkingsName = "parkings"
 )
 
 const (
@@ -579,6 +581,9 @@ func (s Sharing) Share(ctx context.Context, id string) error {
 				files[name] = text
 			}
 		}
+	}
+	if ours, err := os.ReadFile(filepath.Join(filepath.Dir(s.Runs.Dir), ParkingsName)); err == nil {
+		files[ParkingsName] = ours
 	}
 	r.Name = id + "/" + partOf(about)
 	content, err := packed(files)
@@ -721,7 +726,7 @@ func (s Sharing) fetch(ctx context.Context, r images.Record) error {
 		return err
 	}
 	files[digestName] = []byte(r.Digest)
-	return journal.Place(dir, id, files, shown, story.LogName, story.OlderLogName, lockName, beforeName, digestName)
+	return journal.Place(dir, id, files, shown, story.LogName, story.OlderLogName, lockName, beforeName, digestName, ParkingsName)
 }
 
 // locks returns the texts of the locks in the copies of other machines' runs, each once, the newest run first. It

@@ -237,6 +237,7 @@ func TestShare(t *testing.T) {
 	for name, text := range map[string]string{story.LogName: `{"time":"x","msg":"hunter2"}`, "wk1~config.secret": "hunter2", "notes.txt": "x"} {
 		must.Do(t, os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600))
 	}
+	must.Do(t, os.WriteFile(filepath.Join(filepath.Dir(ci.Runs.Dir), ParkingsName), []byte("9001 u\n"), 0o600))
 	must.Do(t, ci.Share(t.Context(), shared))
 	r, err := fetched(t, laptop).Find("", Options{})
 	if err != nil || r.ID != shared || r.Result != "running or killed" || r.About.By != by || len(r.Took) != 1 || len(r.Plan.Nodes) != 1 || len(r.Problems) > 0 {
@@ -249,7 +250,7 @@ func TestShare(t *testing.T) {
 		must.Hold(t, err == nil && !strings.Contains(string(text), "hunter2"), "%s: %s, %v", file, text, err)
 		names = append(names, file)
 	}
-	must.Equal(t, "what is shared", []string{"RUN", "about.json", "before.lock", "hooks~beforerun~1.json", "log.jsonl", "plan.json", "recast.lock", "record", "wk1~took.json"}, names)
+	must.Equal(t, "what is shared", []string{"RUN", "about.json", "before.lock", "hooks~beforerun~1.json", "log.jsonl", "parkings", "plan.json", "recast.lock", "record", "wk1~took.json"}, names)
 	must.Equal(t, "locks", "[lock new lock old]", fmt.Sprintf("%s", laptop.Runs.locks()))
 	must.Equal(t, "a copy counts as a journal", false, laptop.Runs.Has(shared))
 	// What has not changed is not read again, and what the machine has itself not at all.
