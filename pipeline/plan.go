@@ -76,7 +76,7 @@ func planSeen(ctx context.Context, p Project, m Machines, src observe.Sources, l
 	}
 	plan.Warn = append(plan.Warn, o.UnknownStorages("images.iso.storage", p.Config.Images.ISO.Storage)...)
 	plan.Warn = append(plan.Warn, o.UnknownStorages("images.disk.storage", p.Config.Images.Disk.Storage)...)
-	plan.Warn = append(plan.Warn, parking.NotOurs(o.VMs, p.Config.Cluster, "")...)
+	plan.Warn = append(plan.Warn, cluster.Each(parking.NotOurs(o.VMs, p.Config.Cluster), parking.Unproven.String)...)
 	plan.Gates, plan.Hooks = p.Gates(), p.Hooks()
 	if policy.Bootstrap != "" && len(plan.Gates) > 0 {
 		plan.Gates = nil

@@ -169,8 +169,8 @@ func Status(ctx context.Context, p Project, src StatusSources) (StatusResult, er
 	res.Scratch = scratchLeft(vms, p.Config.Cluster)
 	parkings, err := parking.Parkings(vms, p.Config.Cluster)
 	res.problem(err)
-	for _, not := range parking.NotOurs(vms, p.Config.Cluster, "") {
-		res.problem(errors.New(not))
+	for _, u := range parking.NotOurs(vms, p.Config.Cluster) {
+		res.problem(errors.New(u.String()))
 	}
 	res.problem(claim.Strays(vms, p.Config.Cluster, p.VMIDs(), p.NodeVMs(planning.Plan{})))
 	builds, err := lockedBuilds(p)

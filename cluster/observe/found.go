@@ -42,7 +42,9 @@ type Found struct {
 	// Elsewhere are its other parking VMs, on hosts where its VM was before, or on the same host: see Parking.Twin.
 	Elsewhere  []parking.Parking
 	Unrecorded []cluster.VM // VMs that were the node's parking VMs, and whose Notes someone has edited
-	Unmatched  bool         // which VM is the node's is not known: see Errs
+	// Unproven are VMs that say they have its disks since the run that has marked its Node, and that nothing proves to be ours.
+	Unproven  []parking.Unproven
+	Unmatched bool // which VM is the node's is not known: see Errs
 
 	ConfigIn cluster.ConfigPlace // where the configuration is, if ConfigKnown
 	File     *cluster.FoundFile  // in talos.machineConfigs; nil: there is none
@@ -484,7 +486,7 @@ func absent(w cluster.Wanted, o *Observation, members []cluster.Member) (*Absent
 			traces = append(traces, fmt.Sprintf("its name has %s%s: %s", vm, asItIs(vm), o.whose("give that VM another name")))
 		}
 	}
-	traces = append(traces, parking.NotOurs(o.VMs, o.Cluster, w.Name)...) // its disks may be there
+	traces = append(traces, cluster.Each(o.unproven(w.Name), parking.Unproven.String)...) // its disks may be there
 	removed := false                                                      // by recast, as a surge node: what discovery remembers says nothing else
 	for _, p := range o.Parking {
 		going := w.Surge && p.Record.Strategy.VM() == cluster.VMGone && p.VM.Host == w.Shape.Host && !slices.ContainsFunc(p.Record.Kept, func(k parking.KeptDisk) bool { return !k.Going })

@@ -32,6 +32,9 @@ func MatchNodes(w cluster.Wanted, o *Observation, members []cluster.Member) (Fou
 		f.Node = &o.Nodes[i]
 		uuid = f.Node.UUID
 		f.Addr = FirstAddr(f.Node.Addresses)
+		if mark := f.Node.Mark; mark != nil { // only recast marks Nodes: disks of this one may be there
+			f.Unproven = cluster.Where(o.unproven(w.Name), func(u parking.Unproven) bool { return u.Record.Open && u.Record.Run == mark.Run })
+		}
 	}
 	if !f.Addr.IsValid() {
 		if i := slices.IndexFunc(members, func(m cluster.Member) bool { return m.Nodename == w.Name }); i >= 0 {
@@ -67,6 +70,11 @@ func MatchNodes(w cluster.Wanted, o *Observation, members []cluster.Member) (Fou
 	return f, nil
 }
 
+// unproven lists the VMs that say they are the node's parking VMs, and are not believed.
+func (o Observation) unproven(node string) []parking.Unproven {
+	return cluster.Where(parking.NotOurs(o.VMs, o.Cluster), func(u parking.Unproven) bool { return u.Of(node) })
+}
+
 // goneForGood says how to delete a Node without a machine. A Ready Node has a machine, wherever that is.
 func goneForGood(k *cluster.KubeNode) string {
 	if k == nil || k.Ready {
@@ -95,8 +103,8 @@ func MatchVM(w cluster.Wanted, f *Found, o *Observation, uuid string) error {
 		if lost := o.lostTrack(*f); lost != "" { // the run may have deleted the VM
 			err = fault.WithHint(err, "%s", lost)
 		}
-		for _, not := range parking.NotOurs(o.VMs, o.Cluster, w.Name) {
-			err = fault.WithHint(err, "%s", not)
+		for _, u := range o.unproven(w.Name) {
+			err = fault.WithHint(err, "%s", u)
 		}
 		return fault.WithHint(err, "the token may not see the VM (VM.Audit), or the node runs elsewhere than on this Proxmox cluster%s", goneForGood(f.Node))
 	case w.VMID != 0 && matches[0].ID != w.VMID:
@@ -172,7 +180,7 @@ func (src Sources) complete(ctx context.Context, wanted []cluster.Wanted, found 
 // settled says whether a plan leaves the node as it is, whatever else its machine would say.
 func (f Found) settled(w cluster.Wanted, past cluster.History) bool {
 	return f.Machine != nil && !f.Machine.ConfigHidden && !f.Open() && !f.Unfinished() && f.Blank == nil && f.Absent == nil && !f.Away &&
-		!w.Surge && len(f.Unrecorded) == 0 && !Diff(w, f, past).Rollable()
+		!w.Surge && len(f.Unrecorded)+len(f.Unproven) == 0 && !Diff(w, f, past).Rollable()
 }
 
 func ReadMachine(ctx context.Context, src Sources, read machineRead, w cluster.Wanted, f *Found) {

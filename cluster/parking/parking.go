@@ -194,19 +194,28 @@ func Readable(vms []cluster.VM, cluster string) ([]Parking, error) {
 	return Parkings(slices.DeleteFunc(slices.Clone(vms), Damaged), cluster)
 }
 
-// NotOurs lists, in words, the VMs that say that they are parking VMs of the cluster, or of one of its nodes, and are not
-// believed; node "": of any.
-func NotOurs(vms []cluster.VM, clusterName, node string) (out []string) {
+// Unproven is a VM that says it is a parking VM of the cluster, and that nothing proves to be ours.
+type Unproven struct{ Parking }
+
+func (u Unproven) String() string {
+	return fmt.Sprintf("%s says that it is a parking VM of this cluster, and is not believed: %s. Nothing is taken from it or given to it. If it is one, recast status --ours %d remembers that", u.VM, u.VM.NotOurs, u.VM.ID)
+}
+
+// NotOurs lists the VMs that say they are parking VMs of the cluster and are not believed.
+func NotOurs(vms []cluster.VM, clusterName string) (out []Unproven) {
 	for _, vm := range vms {
-		why := vm.NotOurs
-		vm.NotOurs = ""
-		rec, _, err := ReadRecord(vm)
-		if why == "" || err == nil && rec.Cluster != clusterName || node != "" && rec.Node != node && vm.Name != cluster.ParkingName(node) {
-			continue
+		said := vm
+		said.NotOurs = ""
+		if rec, _, err := ReadRecord(said); vm.NotOurs != "" && (err != nil || rec.Cluster == clusterName) {
+			out = append(out, Unproven{Parking{VM: vm, Record: rec}})
 		}
-		out = append(out, fmt.Sprintf("%s says that it is a parking VM of this cluster, and is not believed: %s. Nothing is taken from it or given to it. If it is one, recast status --ours %d remembers that", vm, why, vm.ID))
 	}
 	return out
+}
+
+// Of reports whether the VM says that it is the node's.
+func (u Unproven) Of(node string) bool {
+	return u.Record.Node == node || u.VM.Name == cluster.ParkingName(node)
 }
 
 func AllParkings(vms []cluster.VM, cluster string) ([]Parking, error) {

@@ -128,8 +128,8 @@ func (d *checkup) claim() {
 	case held:
 		d.warn(GroupProxmox, "claim", "recast status shows who holds it; recast roll takes over a claim whose holder is dead", "run %s holds it since %s", state.Run, state.Since.Format(time.RFC3339))
 	}
-	for _, not := range parking.NotOurs(d.survey.VMs, d.Config.Cluster, "") {
-		d.warn(GroupProxmox, "parking VMs", "a resource pool of the nodes' own proves it: who may put VMs there may take the nodes' disks anyway", "%s", not)
+	for _, u := range parking.NotOurs(d.survey.VMs, d.Config.Cluster) {
+		d.warn(GroupProxmox, "parking VMs", "a resource pool of the nodes' own proves it: who may put VMs there may take the nodes' disks anyway", "%s", u)
 	}
 	if err := errors.Join(state.OfOtherRange(d.ClaimID(), d.VMIDs()), claim.Strays(d.survey.VMs, d.Config.Cluster, d.VMIDs(), d.NodeVMs(planning.Plan{}))); err != nil {
 		d.fail(GroupProxmox, "proxmox.vmids", err)

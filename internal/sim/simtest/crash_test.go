@@ -505,7 +505,13 @@ func (l *Lab) token(user, role string) cluster.Secret {
 	return cluster.Secret(id + "=" + secret)
 }
 
-func (l *Lab) otherToken() cluster.Secret { return l.token("other", "Recast") }
+// otherToken is another token of recast's user.
+func (l *Lab) otherToken() cluster.Secret {
+	const id, secret = "recast@pve!other", "5ec0ffee-1ab0-4000-8000-000000000004"
+	l.World.AddToken(world.Token{ID: id, Secret: secret, Privsep: true})
+	l.World.Grant(world.ACL{Path: "/", Who: id, Role: "Recast", Propagate: true})
+	return cluster.Secret(id + "=" + secret)
+}
 
 func requireNoClaim(t *testing.T, lab *Lab) {
 	t.Helper()

@@ -633,6 +633,7 @@ func (l *Lab) settings() map[string]string {
 	for _, key := range []string{"digest", "meta", "vmgenid", "boot", "description", "scsi0", "scsi1", "efidisk0"} {
 		delete(out, key)
 	}
+	out["smbios1"] = ofProof.ReplaceAllString(out["smbios1"], "")
 	return out
 }
 

@@ -429,7 +429,11 @@ func TestStuckVolumesOfEveryStrategy(t *testing.T) {
 		big := bigVolume("UserVolumeConfig", "!system_disk && !disk.cdrom", "") + "    minSize: 900GB\n"
 		u := s.prepare(lab, lab.keptConfigs(), big)
 		for i := range s.rolls {
-			err := u.roll(onlyWorker)(t.Context())
+			policy := onlyWorker
+			if s.rolls == 1 {
+				policy = lab.confirmed("wk1")
+			}
+			err := u.roll(policy)(t.Context())
 			mustBe(t, err != nil && strings.Contains(err.Error(), stuck), "roll %d: %v", i+1, err)
 		}
 	})

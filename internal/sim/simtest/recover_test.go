@@ -456,7 +456,7 @@ func (c *Client) pruneDisks(ctx context.Context, keep int, confirm func(pipeline
 
 // parkOld makes the parking VM of a node with an old system disk of each of the runs, as finished rolls would leave it.
 func (l *Lab) parkOld(id int, node string, runs ...string) {
-	l.DefineVM(id, map[string]string{"name": "recast-parking-" + node, "memory": "16", "protection": "1", "onboot": "0"})
+	l.DefineVM(id, map[string]string{"name": "recast-parking-" + node, "memory": "16", "protection": "1", "onboot": "0", "smbios1": fmt.Sprintf("uuid=22222222-2222-4222-8222-%012d", id)})
 	rec := parking.Record{Cluster: sim.ClusterName, Node: node, Run: runs[len(runs)-1], VMID: 9031, UUID: "11111111-1111-4111-8111-111111111111", VMName: node}
 	for i, run := range runs {
 		key := "scsi" + strconv.Itoa(30-i)
@@ -466,6 +466,8 @@ func (l *Lab) parkOld(id int, node string, runs ...string) {
 		rec.Kept = append(rec.Kept, parking.KeptDisk{Key: key, Run: run, Slot: "scsi0", Options: strings.Join(kept, ","), Talos: "v1.13.9"})
 	}
 	l.EditVM(id, "description", valueOf(rec.Description())(l.t))
+	vm := l.vmWith(func(vm world.VM) bool { return vm.ID == id })
+	must(l.t, valueOf(l.Client().Project())(l.t).Trust().Known.Add(cluster.VM{ID: cluster.VMID(id), Config: vm.Config}))
 }
 
 func (l *Lab) vmConfig(id int) map[string]string {

@@ -359,9 +359,12 @@ func (l *Lab) describe(m *world.Media) string {
 	return regexp.MustCompile(`EPHEMERAL [0-9a-f-]{36} [0-9a-f-]{36}`).ReplaceAllString(talosapi.Describe(m.Bytes()), "EPHEMERAL")
 }
 
+// ofProof is what recast writes into a VM's SMBIOS before it starts a blank machine.
+var ofProof = regexp.MustCompile(`,sku=recast[0-9a-f]{32}`)
+
 // withoutMadeUpUUIDs removes the SMBIOS UUIDs that Proxmox generates for VMs without one, and recast's proofs.
 func (l *Lab) withoutMadeUpUUIDs(dump string) string {
-	dump = regexp.MustCompile(`,sku=recast[0-9a-f]{32}`).ReplaceAllString(dump, "")
+	dump = ofProof.ReplaceAllString(dump, "")
 	return regexp.MustCompile(`smbios1: uuid=[0-9a-f-]{36}`).ReplaceAllStringFunc(dump, func(s string) string {
 		for _, n := range l.Nodes {
 			if strings.HasSuffix(s, n.UUID) {
