@@ -729,11 +729,16 @@ type ConfigMapSource struct {
 }
 
 // GitSource is a Git repository.
+//
+// +kubebuilder:validation:XValidation:rule="!self.url.startsWith('http:') || (has(self.insecure) && self.insecure && self.ref.matches('^[0-9a-f]{40}$'))",message="url: is without TLS: use https or ssh, or set insecure and name the whole hash of a commit in ref"
 type GitSource struct {
 	// https://… or ssh://…
 	// +kubebuilder:validation:Pattern=`^(https?|ssh)://.+$`
+	// +kubebuilder:validation:MaxLength=2048
+	// +kubebuilder:validation:XValidation:rule="!self.matches('^(https?://[^/?#]*|ssh://[^/?#@]*:[^/?#]*)@')",message="url: has a user or a password: put them into the Secret that secretName names"
 	URL string `json:"url"`
 	// Branch, tag or full commit hash.
+	// +kubebuilder:validation:MaxLength=1024
 	// +kubebuilder:default=main
 	Ref string `json:"ref,omitempty"`
 	// Directory that has recast.yaml.
@@ -742,12 +747,18 @@ type GitSource struct {
 	Path string `json:"path,omitempty"`
 	// Secret with username and password, or identity and known_hosts, as Flux takes them.
 	SecretName string `json:"secretName,omitempty"`
+	// http://…, of one commit: everyone on the way can read the files, and the password of the Secret.
+	Insecure bool `json:"insecure,omitempty"`
 }
 
 // OCISource is an OCI artifact whose layer is a tar archive, as flux push artifact makes them.
+//
+// +kubebuilder:validation:XValidation:rule="!has(self.insecure) || !self.insecure || self.reference.contains('@')",message="insecure: is without TLS: name the artifact's digest in reference (…@sha256:…)"
 type OCISource struct {
 	// Repository with a tag or a digest: ghcr.io/acme/clusters/a:latest
 	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=2048
+	// +kubebuilder:validation:XValidation:rule="self.matches('^[^@]+(@sha256:[0-9a-f]{64})?$')",message="reference: has a user or a password, or another digest than sha256: put users into the Secret that secretName names"
 	Reference string `json:"reference"`
 	// Directory in the archive that has recast.yaml.
 	// +kubebuilder:validation:XValidation:rule="!self.startsWith('/') && !self.contains('..')",message="path: is relative to the archive, without .."
@@ -755,7 +766,7 @@ type OCISource struct {
 	Path string `json:"path,omitempty"`
 	// Secret of type kubernetes.io/dockerconfigjson. recast uses it for its own registries, too.
 	SecretName string `json:"secretName,omitempty"`
-	// A registry without TLS, such as one inside of the cluster.
+	// A registry without TLS, such as one inside of the cluster. Needs a digest.
 	Insecure bool `json:"insecure,omitempty"`
 }
 

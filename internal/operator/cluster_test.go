@@ -183,6 +183,12 @@ func TestStalled(t *testing.T) {
 			},
 			reason: v1alpha1.ReasonInvalidSpec, says: "spec.windows[0].timeZone:",
 		},
+		"a source by http": { // as the CRD of an older version lets it be
+			change: func(c *v1alpha1.TalosCluster) {
+				c.Spec.Source = v1alpha1.Source{Git: &v1alpha1.GitSource{URL: "http://git.example/a", Ref: "main"}}
+			},
+			reason: v1alpha1.ReasonInvalidSpec, says: "spec.source.git.url: is without TLS",
+		},
 		"no ConfigMap": {
 			change: func(c *v1alpha1.TalosCluster) { c.Spec.Source.ConfigMap.Name = "other" },
 			reason: v1alpha1.ReasonSourceUnavailable, says: "spec.source.configMap.name: the namespace clusters has no ConfigMap other",

@@ -37,6 +37,7 @@ import (
 	"github.com/recast-sh/recast/api/v1alpha1"
 	"github.com/recast-sh/recast/internal/operator/attempt"
 	"github.com/recast-sh/recast/internal/operator/job"
+	"github.com/recast-sh/recast/internal/operator/source"
 	"github.com/recast-sh/recast/internal/operator/window"
 )
 
@@ -493,6 +494,9 @@ func (r *Clusters) reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result
 func (l *look) step(ctx context.Context) (verdict, error) {
 	var err error
 	if l.plans, err = readSchedules(l.cluster.Spec); err != nil {
+		return stalled(v1alpha1.ReasonInvalidSpec, "%s", err), nil
+	}
+	if err := source.Check(l.cluster.Spec.Source); err != nil {
 		return stalled(v1alpha1.ReasonInvalidSpec, "%s", err), nil
 	}
 	version, err := l.sourceVersion(ctx, l.cluster)

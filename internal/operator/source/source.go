@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"net/url"
 	"os"
 	"path"
 	"path/filepath"
@@ -44,6 +45,9 @@ const (
 // is a commit, a digest or, for a ConfigMap, the hash of the contents. files is the hash of the contents in any case:
 // it stays the same when a commit changes other directories.
 func Fetch(ctx context.Context, src v1alpha1.Source, configMap, gitSecret, into string) (revision, files string, err error) {
+	if err := Check(src); err != nil {
+		return "", "", err
+	}
 	root, err := os.OpenRoot(into)
 	if err != nil {
 		return "", "", err
@@ -68,6 +72,39 @@ func Fetch(ctx context.Context, src v1alpha1.Source, configMap, gitSecret, into 
 	}
 	files = out.hash()
 	return cmp.Or(revision, files), files, nil
+}
+
+// Check refuses a source without TLS, unless that is asked for and what is fetched is pinned, and one that names a user
+// or a password. The CRD refuses the same, but Helm keeps an older one. No error has the URL: it may hold a password.
+func Check(src v1alpha1.Source) error {
+	switch {
+	case src.Git != nil:
+		return checkGit(*src.Git)
+	case src.OCI != nil:
+		repository, digest, pinned := strings.Cut(src.OCI.Reference, "@")
+		switch {
+		case pinned && (!strings.HasPrefix(digest, "sha256:") || strings.Contains(digest, "@")):
+			return errors.New("spec.source.oci.reference: has a user or a password, or another digest than sha256: put users into the Secret that secretName names")
+		case src.OCI.Insecure && !pinned:
+			return fmt.Errorf("spec.source.oci.insecure: is without TLS: name the artifact's digest in spec.source.oci.reference (%s@sha256:…)", repository)
+		}
+	}
+	return nil
+}
+
+func checkGit(src v1alpha1.GitSource) error {
+	at, err := url.Parse(src.URL)
+	if err != nil || !slices.Contains([]string{"https", "http", "ssh"}, at.Scheme) {
+		return errors.New("spec.source.git.url: use https or ssh: https://… or ssh://…")
+	}
+	_, password := at.User.Password()
+	switch {
+	case password || at.User != nil && at.Scheme != "ssh":
+		return errors.New("spec.source.git.url: has a user or a password: put them into the Secret that secretName names")
+	case at.Scheme == "http" && (!src.Insecure || !plumbing.IsHash(src.Ref)):
+		return errors.New("spec.source.git.url: is without TLS: use https or ssh, or set insecure and name the whole hash of a commit in spec.source.git.ref")
+	}
+	return nil
 }
 
 func describe(src v1alpha1.Source) string {

@@ -5,6 +5,8 @@ import (
 	"bytes"
 	"compress/gzip"
 	"context"
+	"encoding/pem"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/http/cgi"
@@ -87,6 +89,25 @@ func TestConfigMap(t *testing.T) {
 	}
 }
 
+// TestMain has the system trust the certificate of httptest's servers.
+func TestMain(m *testing.M) {
+	server := httptest.NewTLSServer(nil)
+	server.Close()
+	os.Exit(func() int {
+		dir, err := os.MkdirTemp("", "")
+		if err == nil {
+			defer os.RemoveAll(dir)
+			file := filepath.Join(dir, "ca.crt")
+			err = os.WriteFile(file, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: server.Certificate().Raw}), 0o600)
+			err = errors.Join(err, os.Setenv("SSL_CERT_FILE", file))
+		}
+		if err != nil {
+			panic(err)
+		}
+		return m.Run()
+	}())
+}
+
 // TestGit fetches from Git's own server.
 func TestGit(t *testing.T) {
 	t.Parallel()
@@ -103,7 +124,7 @@ func TestGit(t *testing.T) {
 	write(t, filepath.Join(repo, "prod"), map[string]string{"recast.yaml": "version: 2\n"})
 	runGit(t, repo, "-c", "user.name=a", "-c", "user.email=a@example.com", "commit", "--quiet", "-am", "second")
 	handler := &cgi.Handler{Path: backend, Env: []string{"GIT_PROJECT_ROOT=" + repos, "GIT_HTTP_EXPORT_ALL=1"}}
-	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+	server := httptest.NewTLSServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if user, password, _ := r.BasicAuth(); user != "flux" || password != "secret" {
 			w.Header().Set("WWW-Authenticate", "Basic")
 			w.WriteHeader(http.StatusUnauthorized)
@@ -142,6 +163,11 @@ func TestGit(t *testing.T) {
 			must.Hold(t, same == (c.version == "version: 1\n"), "hash of the files: %s", hash)
 		})
 	}
+	plain := httptest.NewServer(server.Config.Handler)
+	t.Cleanup(plain.Close)
+	pinned := v1alpha1.GitSource{URL: plain.URL + "/clusters", Ref: first, Path: "prod", Insecure: true}
+	revision, hash, err := Fetch(t.Context(), v1alpha1.Source{Git: &pinned}, "", credentials, t.TempDir())
+	must.Hold(t, err == nil && revision == first && hash == wantedHash, "by http: revision %s, hash of the files %s: %v", revision, hash, err)
 }
 
 func runGit(t *testing.T, dir string, args ...string) string {
@@ -184,4 +210,55 @@ func TestOCI(t *testing.T) {
 	defer cancel()
 	_, _, err = Fetch(ctx, v1alpha1.Source{OCI: &v1alpha1.OCISource{Reference: "10.255.255.1:5000/clusters:latest"}}, "", "", t.TempDir())
 	must.Hold(t, err != nil && strings.Contains(err.Error(), "without TLS: set spec.source.oci.insecure"), "%v", err)
+}
+
+// TestRefused: an attacker on the way answers plain http, and errors are read by more people than URLs with a password should be.
+func TestRefused(t *testing.T) {
+	t.Parallel()
+	const commit, digest = "0123456789abcdef0123456789abcdef01234567", "@sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef"
+	git := func(url, ref string, insecure bool) v1alpha1.Source {
+		return v1alpha1.Source{Git: &v1alpha1.GitSource{URL: url, Ref: ref, Insecure: insecure}}
+	}
+	oci := func(reference string, insecure bool) v1alpha1.Source {
+		return v1alpha1.Source{OCI: &v1alpha1.OCISource{Reference: reference, Insecure: insecure}}
+	}
+	const clear, credentials = "without TLS", "has a user or a password"
+	cases := map[string]struct {
+		src  v1alpha1.Source
+		says string // "": it is not refused
+	}{
+		"http":                          {git("http://git.example/a", "main", false), clear},
+		"http, a commit":                {git("http://git.example/a", commit, false), clear},
+		"http, insecure, a branch":      {git("http://git.example/a", "main", true), clear},
+		"http, insecure, a short hash":  {git("http://git.example/a", commit[:12], true), clear},
+		"http, insecure, a commit":      {git("http://git.example/a", commit, true), ""},
+		"https":                         {git("https://git.example/a", "main", false), ""},
+		"https, a password":             {git("https://flux:hunter2@git.example/a", "main", false), credentials},
+		"https, a token":                {git("https://hunter2@git.example/a", "main", false), credentials},
+		"http, insecure, and a token":   {git("http://hunter2@git.example/a", commit, true), credentials},
+		"ssh":                           {git("ssh://git@git.example/a", "main", false), ""},
+		"ssh, a password":               {git("ssh://git:hunter2@git.example/a", "main", false), credentials},
+		"capitals":                      {git("HTTP://git.example/a", "main", false), clear},
+		"git":                           {git("git://git.example/hunter2", "main", false), "https or ssh"},
+		"a file":                        {git("/etc/hunter2", "main", false), "https or ssh"},
+		"no URL":                        {git("https://flux:hunter2@git.example:a/b", "main", false), "https or ssh"},
+		"OCI":                           {oci("registry.example/a:latest", false), ""},
+		"OCI, insecure":                 {oci("registry.example/a:latest", true), clear},
+		"OCI, insecure, a digest":       {oci("registry.example/a"+digest, true), ""},
+		"OCI, a password":               {oci("flux:hunter2@registry.example/a:latest", false), credentials},
+		"OCI, a password and a digest":  {oci("flux:hunter2@registry.example/a"+digest, false), credentials},
+		"OCI, insecure, and a password": {oci("hunter2@registry.example/a"+digest, true), credentials},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			err := Check(c.src)
+			must.Hold(t, (err == nil) == (c.says == "") && strings.Contains(fmt.Sprint(err), c.says), "%v", err)
+			must.Hold(t, !strings.Contains(fmt.Sprint(err), "hunter2"), "the error tells the secret: %v", err)
+			if c.says != "" {
+				_, _, fetched := Fetch(t.Context(), c.src, "", "", t.TempDir())
+				must.Equal(t, "Fetch", fmt.Sprint(err), fmt.Sprint(fetched))
+			}
+		})
+	}
 }

@@ -649,6 +649,12 @@ func (h house) invalidSpecs() {
 	for name, c := range map[string]struct{ line, says string }{
 		"two-sources":   {"source: {configMap: {name: a}, git: {url: 'https://example.com/a'}}", "give exactly one of configMap, git and oci"},
 		"no-source":     {"source: {}", "give exactly one of configMap, git and oci"},
+		"git-http":      {"source: {git: {url: 'http://git.example/a'}}", "url: is without TLS: use https or ssh"},
+		"git-branch":    {"source: {git: {url: 'http://git.example/a', insecure: true}}", "name the whole hash of a commit in ref"},
+		"git-password":  {"source: {git: {url: 'https://flux:password@git.example/a'}}", "url: has a user or a password"},
+		"ssh-password":  {"source: {git: {url: 'ssh://git:password@git.example/a'}}", "url: has a user or a password"},
+		"oci-tag":       {"source: {oci: {reference: 'registry.example/a:latest', insecure: true}}", "name the artifact's digest in reference"},
+		"oci-password":  {"source: {oci: {reference: 'flux:password@registry.example/a:latest'}}", "reference: has a user or a password"},
 		"version":       {"talosVersion: latest", "spec.talosVersion"},
 		"version-alone": {"talosVersion: v1.13.9", "talosVersion: needs lock: Update"},
 		"duration":      {"windows: [{schedule: '0 22 * * 6', duration: 1s}]", "duration: between 1m and 168h"},
