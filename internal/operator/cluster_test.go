@@ -290,6 +290,34 @@ func TestDeniedJob(t *testing.T) {
 	}
 }
 
+// TestForbidden: whoever may write a TalosCluster, but not make pods, wants another program to run beside its Secrets.
+func TestForbidden(t *testing.T) {
+	t.Parallel()
+	for field, c := range map[string]func(*v1alpha1.TalosCluster){
+		"spec.job.image":       func(c *v1alpha1.TalosCluster) { c.Spec.Job.Image = "registry.example/attacker" },
+		"spec.secrets.envFrom": func(c *v1alpha1.TalosCluster) { c.Spec.Secrets.EnvFrom = "another-secret" },
+	} {
+		t.Run(field, func(t *testing.T) {
+			t.Parallel()
+			s := newStage(t, (&bumped{}).play)
+			s.shared.Forbidden = []string{"spec.job.image", "spec.secrets.envFrom"}
+			s.cluster(nil)
+			s.settle(0) // a check, and the plan of a roll that awaits its approval
+			change(s, s.theCluster(), c)
+			s.settle(time.Hour)
+			got := s.theCluster().Status.Conditions[0]
+			must.Equal(t, "Ready", "False "+v1alpha1.ReasonInvalidSpec, string(got.Status)+" "+got.Reason)
+			must.Contain(t, "message", got.Message, field+": is forbidden by this operator's --forbid")
+			approve(s, "lab-1")
+			s.settle(time.Hour)
+			must.Equal(t, "Stalled, of the roll", "True "+v1alpha1.ReasonInvalidSpec, condition(s.roll("lab-1").Status.Conditions, v1alpha1.ConditionStalled))
+			must.Equal(t, "Jobs made", 2, len(s.ran))
+		})
+	}
+	err := Setup(t.Context(), nil, &Shared{Forbidden: []string{"spec.job.images"}})
+	must.Contain(t, "error", fmt.Sprint(err), `--forbid: "spec.job.images" is not one of spec.job.image, spec.secrets.envFrom`)
+}
+
 func keyOf(name string) client.ObjectKey { return client.ObjectKey{Namespace: namespace, Name: name} }
 
 // TestExitCodes is what becomes of a roll by the exit codes of its attempts.

@@ -8,7 +8,11 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"maps"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -64,6 +68,26 @@ type Shared struct {
 	Now    func() time.Time
 	Pace   Pace
 	Image  string // of Jobs
+	// Forbidden has keys of forbiddable.
+	Forbidden []string
+}
+
+// forbiddable has the fields of TalosClusters that an installation can forbid, and whether a spec uses them.
+var forbiddable = map[string]func(v1alpha1.TalosClusterSpec) bool{
+	"spec.job.image":       func(s v1alpha1.TalosClusterSpec) bool { return s.Job.Image != "" },
+	"spec.secrets.envFrom": func(s v1alpha1.TalosClusterSpec) bool { return s.Secrets.EnvFrom != "" },
+}
+
+var errForbidden = errors.New("is forbidden by this operator's --forbid")
+
+// forbids returns an error if a spec uses a forbidden field.
+func (s *Shared) forbids(spec v1alpha1.TalosClusterSpec) error {
+	for _, field := range s.Forbidden {
+		if forbiddable[field](spec) {
+			return fmt.Errorf("%s: %w: remove the field", field, errForbidden)
+		}
+	}
+	return nil
 }
 
 func (s *Shared) apply(ctx context.Context, owner, o client.Object) error {
@@ -132,9 +156,9 @@ func laterIfChanged(r ctrl.Result, err error) (ctrl.Result, error) {
 }
 
 // unusable says whether the API server refuses an object that a spec leads to: a Job that is invalid, or that a
-// quota, a policy or a webhook denies.
+// quota, a policy or a webhook denies. A field that --forbid names is refused in the same way.
 func unusable(err error) bool {
-	return apierrors.IsInvalid(err) || apierrors.IsForbidden(err) || apierrors.IsBadRequest(err)
+	return errors.Is(err, errForbidden) || apierrors.IsInvalid(err) || apierrors.IsForbidden(err) || apierrors.IsBadRequest(err)
 }
 
 // soon is how long the cache may take to see what was just written.
@@ -197,6 +221,11 @@ const (
 
 // Setup adds the reconcilers of TalosClusters and ImageRolls to a manager.
 func Setup(ctx context.Context, mgr ctrl.Manager, s *Shared) error {
+	for _, field := range s.Forbidden {
+		if forbiddable[field] == nil {
+			return fmt.Errorf("--forbid: %q is not one of %s", field, strings.Join(slices.Sorted(maps.Keys(forbiddable)), ", "))
+		}
+	}
 	s.Client, s.Live, s.Scheme, s.Events = mgr.GetClient(), mgr.GetAPIReader(), mgr.GetScheme(), mgr.GetEventRecorder(indexEvents)
 	index := mgr.GetFieldIndexer()
 	if err := index.IndexField(ctx, &v1alpha1.ImageRoll{}, indexCluster, func(o client.Object) []string {
@@ -633,7 +662,7 @@ func (l *look) makeCheckJob(ctx context.Context, wanted string) error {
 	}
 	task := job.Task(l.cluster, attempt.Check)
 	task.Job, task.Results, task.For = l.checkJob(), job.Account(l.cluster.Name), wanted
-	return l.createJob(ctx, l.cluster, job.New(job.Spec{Cluster: l.cluster, Task: task, Image: l.Image}))
+	return l.createJob(ctx, l.cluster, job.Spec{Cluster: l.cluster, Task: task, Image: l.Image})
 }
 
 // save writes the status if it has changed. It fails if someone else has written the object meanwhile.

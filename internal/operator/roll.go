@@ -219,7 +219,7 @@ func (t *turn) makeJob(ctx context.Context, kind attempt.Kind, name string) erro
 		task.Finished = p.Finished
 	}
 	spec.Task = task
-	return t.createJob(ctx, t.roll, job.New(spec))
+	return t.createJob(ctx, t.roll, spec)
 }
 
 // isContinued says whether an attempt before the newest one has begun to roll.
@@ -644,7 +644,11 @@ func jobEnded(j *batchv1.Job) (at time.Time, succeeded bool) {
 }
 
 // createJob makes a Job. If owner has a Job of that name already, createJob leaves it.
-func (s *Shared) createJob(ctx context.Context, owner client.Object, j *batchv1.Job) error {
+func (s *Shared) createJob(ctx context.Context, owner client.Object, spec job.Spec) error {
+	if err := s.forbids(spec.Cluster.Spec); err != nil {
+		return err
+	}
+	j := job.New(spec)
 	if err := controllerutil.SetControllerReference(owner, j, s.Scheme); err != nil {
 		return err
 	}
