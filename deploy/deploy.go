@@ -24,6 +24,7 @@ const (
 	namespace = "recast-system"
 	image     = Image + ":latest"
 	replicas  = "\n  replicas: 2 "
+	nodeLabel = "node-role.kubernetes.io/control-plane"
 )
 
 //go:embed crds/*.yaml base/*.yaml monitoring/*.yaml
@@ -34,6 +35,7 @@ type Options struct {
 	Namespace  string // default: recast-system
 	Image      string // of the operator and of its Jobs, with a tag or a digest; default: the tag latest
 	Replicas   int    // default: 2
+	NodeLabel  string // of the nodes that run the operator and its Jobs, with any value; default: that of control planes
 	Monitoring bool   // also the objects of the Prometheus operator, and a dashboard for Grafana
 }
 
@@ -41,6 +43,7 @@ type Options struct {
 // access, then the rest, so that each object finds what it needs.
 func Manifests(o Options) (string, error) {
 	o.Namespace, o.Image, o.Replicas = cmp.Or(o.Namespace, namespace), cmp.Or(o.Image, image), cmp.Or(o.Replicas, 2)
+	o.NodeLabel = cmp.Or(o.NodeLabel, nodeLabel)
 	if err := o.check(); err != nil {
 		return "", err
 	}
@@ -60,6 +63,7 @@ func Manifests(o Options) (string, error) {
 	return strings.NewReplacer(
 		namespace, o.Namespace,
 		image, o.Image,
+		nodeLabel, o.NodeLabel,
 		replicas, "\n  replicas: "+strconv.Itoa(o.Replicas)+" ",
 	).Replace(strings.Join(objects, "---\n")), nil
 }
@@ -67,6 +71,7 @@ func Manifests(o Options) (string, error) {
 // The values are put into YAML as they are, so they must be plain.
 var (
 	namespaceForm = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$`)
+	nodeLabelForm = regexp.MustCompile(`^([a-z0-9][a-z0-9.-]*/)?[A-Za-z0-9][A-Za-z0-9._-]*$`)
 	imageForm     = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9._:/@-]*$`)
 )
 
@@ -76,6 +81,8 @@ func (o Options) check() error {
 		return fault.Configf("%q is not the name of a namespace: use up to 63 lower-case letters, digits and hyphens", o.Namespace)
 	case !imageForm.MatchString(o.Image):
 		return fault.Configf("%q is not a reference to an image, such as %s:v1.2.3", o.Image, Image)
+	case !nodeLabelForm.MatchString(o.NodeLabel):
+		return fault.Configf("%q is not the key of a label, such as %s", o.NodeLabel, nodeLabel)
 	case o.Replicas < 1:
 		return fault.Configf("%d replicas: at least 1 is needed", o.Replicas)
 	}

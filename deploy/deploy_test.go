@@ -124,13 +124,13 @@ func TestManifests(t *testing.T) {
 	t.Parallel()
 	for name, o := range map[string]Options{
 		"defaults": {},
-		"options":  {Namespace: "talos", Image: "registry.example:5000/recast@sha256:abc", Replicas: 1, Monitoring: true},
+		"options":  {Namespace: "talos", Image: "registry.example:5000/recast@sha256:abc", Replicas: 1, NodeLabel: "a/b", Monitoring: true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			in := manifests(t, o)
 			wantKinds := []string{"CustomResourceDefinition", "Namespace", "ServiceAccount", "ClusterRole", "Role", "ClusterRoleBinding", "RoleBinding", "Deployment", "PodDisruptionBudget", "NetworkPolicy"}
-			want := Options{Namespace: "recast-system", Image: "ghcr.io/recast-sh/recast:latest", Replicas: 2}
+			want := Options{Namespace: "recast-system", Image: "ghcr.io/recast-sh/recast:latest", Replicas: 2, NodeLabel: "node-role.kubernetes.io/control-plane"}
 			if o.Monitoring {
 				want = o
 				wantKinds = append(wantKinds, "PrometheusRule", "ConfigMap", "PodMonitor")
@@ -138,8 +138,11 @@ func TestManifests(t *testing.T) {
 			must.Equal(t, "kinds", wantKinds, in.kinds)
 			in.requireFit(t)
 			pod := in.deployment.Spec.Template.Spec
-			got := Options{Namespace: in.namespace.Name, Image: pod.Containers[0].Image, Replicas: int(*in.deployment.Spec.Replicas), Monitoring: want.Monitoring}
+			got := Options{Namespace: in.namespace.Name, Image: pod.Containers[0].Image, Replicas: int(*in.deployment.Spec.Replicas), NodeLabel: pod.Tolerations[0].Key, Monitoring: want.Monitoring}
 			must.Equal(t, "what it says", want, got)
+			nodes := pod.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms
+			must.Equal(t, "nodes", []core.NodeSelectorTerm{{MatchExpressions: []core.NodeSelectorRequirement{{Key: want.NodeLabel, Operator: core.NodeSelectorOpExists}}}}, nodes)
+			must.Equal(t, "nodes of Jobs", "--job-node-label="+want.NodeLabel, pod.Containers[0].Args[1])
 		})
 	}
 }
@@ -271,6 +274,7 @@ func TestManifestsRefuses(t *testing.T) {
 		"not the name of a namespace": {Namespace: "Recast"},
 		"not a reference to an":       {Image: "x: y"},
 		"at least 1":                  {Replicas: -1},
+		"not the key of a label":      {NodeLabel: "a=b"},
 	} {
 		_, err := Manifests(o)
 		must.Contain(t, "error", fmt.Sprint(err), want)

@@ -596,8 +596,9 @@ type JobSettings struct {
 	Image            string                        `json:"image,omitempty"`
 	ImagePullSecrets []corev1.LocalObjectReference `json:"imagePullSecrets,omitempty"`
 	// Default: 50m CPU and 128Mi memory requested, 1Gi memory as limit. Images are unpacked on disk, not in memory.
-	Resources    *corev1.ResourceRequirements `json:"resources,omitempty"`
-	NodeSelector map[string]string            `json:"nodeSelector,omitempty"`
+	Resources *corev1.ResourceRequirements `json:"resources,omitempty"`
+	// Default: nodes with the label that the operator's --job-node-label names, which is that of control planes.
+	NodeSelector map[string]string `json:"nodeSelector,omitempty"`
 	// +listType=atomic
 	Tolerations []corev1.Toleration `json:"tolerations,omitempty"`
 	// PersistentVolumeClaim for etcd snapshots. Without one they go with the Job's pod.

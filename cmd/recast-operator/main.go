@@ -81,6 +81,7 @@ type managerFlags struct {
 	metrics, probes string
 	pages           string
 	image           string
+	nodeLabel       string
 	namespaces      []string
 	forbid          []string
 	pace            operator.Pace
@@ -110,6 +111,7 @@ in a browser.`,
 	flags.StringVar(&f.probes, "health-probe-bind-address", ":8081", "address of /healthz and /readyz; 0: none")
 	flags.StringVar(&f.pages, "pages-bind-address", "127.0.0.1:8082", "address of the pages for kubectl port-forward, of this host only; 0: none")
 	flags.StringVar(&f.image, "job-image", os.Getenv("RECAST_IMAGE"), "image of the Jobs (default: RECAST_IMAGE)")
+	flags.StringVar(&f.nodeLabel, "job-node-label", "node-role.kubernetes.io/control-plane", "label of the nodes that run the Jobs, with any value; empty: all nodes")
 	flags.StringSliceVar(&f.namespaces, "namespaces", nil, "namespaces to watch (default: all)")
 	flags.StringSliceVar(&f.forbid, "forbid", nil, "fields that no TalosCluster may use: spec.job.image, spec.secrets.envFrom")
 	flags.DurationVar(&f.pace.FirstRetry, "retry", f.pace.FirstRetry, "pause before the second attempt of a roll; each further one waits twice as long")
@@ -148,7 +150,7 @@ func (f managerFlags) run(c *cobra.Command) error {
 	if err := errors.Join(mgr.AddHealthzCheck("ping", healthz.Ping), mgr.AddReadyzCheck("ping", healthz.Ping)); err != nil {
 		return err
 	}
-	shared := &operator.Shared{Now: time.Now, Pace: f.pace, Image: f.image, Forbidden: f.forbid}
+	shared := &operator.Shared{Now: time.Now, Pace: f.pace, Image: f.image, NodeLabel: f.nodeLabel, Forbidden: f.forbid}
 	if err := operator.Setup(ctx, mgr, shared); err != nil {
 		return err
 	}

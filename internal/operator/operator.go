@@ -68,6 +68,8 @@ type Shared struct {
 	Now    func() time.Time
 	Pace   Pace
 	Image  string // of Jobs
+	// NodeLabel is what nodes have that run Jobs: see job.Spec.
+	NodeLabel string
 	// Forbidden has keys of forbiddable.
 	Forbidden []string
 }

@@ -648,6 +648,7 @@ func (s *Shared) createJob(ctx context.Context, owner client.Object, spec job.Sp
 	if err := s.forbids(spec.Cluster.Spec); err != nil {
 		return err
 	}
+	spec.NodeLabel = s.NodeLabel
 	j := job.New(spec)
 	if err := controllerutil.SetControllerReference(owner, j, s.Scheme); err != nil {
 		return err

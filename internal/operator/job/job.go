@@ -6,6 +6,7 @@ import (
 	"cmp"
 	"fmt"
 	"path"
+	"slices"
 	"strconv"
 
 	"github.com/recast-sh/recast/api/v1alpha1"
@@ -48,6 +49,8 @@ type Spec struct {
 	Task    attempt.Task
 	Image   string // "": spec.job.image of the cluster
 	Plan    string // ConfigMap with the plan that a roll carries out
+	// NodeLabel is a key. The pod runs on nodes that have it, unless the cluster names others; "": on any.
+	NodeLabel string
 	// Near is a node's name. The pod should run on that node, so that a cluster that rolls itself takes it last.
 	Near string
 }
@@ -123,17 +126,30 @@ func pod(s Spec, grace int64, rolls bool) corev1.PodSpec {
 		}},
 		Volumes: volumes,
 	}
+	place(&p, s)
+	return p
+}
+
+// place says which nodes may run a pod, and which one should. A worker is what a roll takes away, and its root reads
+// the Secrets of the pods that it runs.
+func place(p *corev1.PodSpec, s Spec) {
+	near := &corev1.NodeAffinity{}
+	node := func(r corev1.NodeSelectorRequirement) corev1.NodeSelectorTerm {
+		return corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{r}}
+	}
 	if s.Near != "" {
-		p.Affinity = &corev1.Affinity{NodeAffinity: &corev1.NodeAffinity{
-			PreferredDuringSchedulingIgnoredDuringExecution: []corev1.PreferredSchedulingTerm{{
-				Weight: 100,
-				Preference: corev1.NodeSelectorTerm{MatchExpressions: []corev1.NodeSelectorRequirement{
-					{Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpIn, Values: []string{s.Near}},
-				}},
-			}},
+		near.PreferredDuringSchedulingIgnoredDuringExecution = []corev1.PreferredSchedulingTerm{{
+			Weight:     100,
+			Preference: node(corev1.NodeSelectorRequirement{Key: corev1.LabelHostname, Operator: corev1.NodeSelectorOpIn, Values: []string{s.Near}}),
 		}}
 	}
-	return p
+	if s.NodeLabel != "" && len(p.NodeSelector) == 0 {
+		near.RequiredDuringSchedulingIgnoredDuringExecution = &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{
+			node(corev1.NodeSelectorRequirement{Key: s.NodeLabel, Operator: corev1.NodeSelectorOpExists}),
+		}}
+		p.Tolerations = append(slices.Clone(p.Tolerations), corev1.Toleration{Key: s.NodeLabel, Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoSchedule})
+	}
+	p.Affinity = &corev1.Affinity{NodeAffinity: near}
 }
 
 func resources(settings v1alpha1.JobSettings) corev1.ResourceRequirements {

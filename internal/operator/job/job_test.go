@@ -41,7 +41,7 @@ func made(kind attempt.Kind) *batchv1.Job {
 		of = task.Roll
 	}
 	task.Job = Name(of, kind, 123)
-	return New(Spec{Cluster: c, Task: task, Image: "recast:v1", Plan: PlanName(task.Roll), Near: "wk2"})
+	return New(Spec{Cluster: c, Task: task, Image: "recast:v1", Plan: PlanName(task.Roll), Near: "wk2", NodeLabel: "node-role.kubernetes.io/control-plane"})
 }
 
 var kinds = []attempt.Kind{attempt.Check, attempt.Plan, attempt.Roll, attempt.Kubernetes}
@@ -156,4 +156,23 @@ func TestBackups(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestPlace: a Job runs on a control plane, whose taint it tolerates, unless its cluster names other nodes.
+func TestPlace(t *testing.T) {
+	t.Parallel()
+	for _, kind := range kinds {
+		pod := made(kind).Spec.Template.Spec
+		required := pod.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution
+		must.Be(t, required != nil, "a %s runs anywhere", kind)
+		want := []corev1.NodeSelectorTerm{{MatchExpressions: []corev1.NodeSelectorRequirement{{Key: "node-role.kubernetes.io/control-plane", Operator: corev1.NodeSelectorOpExists}}}}
+		must.Equal(t, "nodes of a "+string(kind), want, required.NodeSelectorTerms)
+		tolerated := []corev1.Toleration{{Key: "node-role.kubernetes.io/control-plane", Operator: corev1.TolerationOpExists, Effect: corev1.TaintEffectNoSchedule}}
+		must.Equal(t, "what a "+string(kind)+" tolerates", tolerated, pod.Tolerations)
+	}
+	c := cluster()
+	c.Spec.Job.NodeSelector = map[string]string{"rolls": "here"}
+	pod := New(Spec{Cluster: c, Task: Task(c, attempt.Check), NodeLabel: "node-role.kubernetes.io/control-plane"}).Spec.Template.Spec
+	must.Hold(t, pod.NodeSelector["rolls"] == "here" && pod.Affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution == nil && len(pod.Tolerations) == 0,
+		"a cluster that names its nodes: %+v", pod)
 }

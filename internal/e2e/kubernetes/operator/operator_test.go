@@ -234,6 +234,7 @@ func newHouse(t *testing.T) house {
 			Images: map[string]nodeagent.Image{image: {Files: files, Entrypoint: []string{"/usr/bin/recast"}, User: "65532:65532", WorkingDir: "/work"}},
 		}))
 	}
+	h.kubectl("label nodes one two node-role.kubernetes.io/control-plane=")
 	t.Cleanup(func() {
 		if t.Failed() {
 			h.showPods()
