@@ -27,16 +27,19 @@ const (
 	nodeLabel = "node-role.kubernetes.io/control-plane"
 )
 
-//go:embed crds/*.yaml base/*.yaml monitoring/*.yaml
+//go:embed crds/*.yaml base/*.yaml all-namespaces/*.yaml monitoring/*.yaml
 var files embed.FS
 
 // Options say how the operator is installed. The zero value of a field is its default.
 type Options struct {
-	Namespace  string // default: recast-system
-	Image      string // of the operator and of its Jobs, with a tag or a digest; default: the tag latest
-	Replicas   int    // default: 2
-	NodeLabel  string // of the nodes that run the operator and its Jobs, with any value; default: that of control planes
-	Monitoring bool   // also the objects of the Prometheus operator, and a dashboard for Grafana
+	Namespace string // default: recast-system
+	Image     string // of the operator and of its Jobs, with a tag or a digest; default: the tag latest
+	Replicas  int    // default: 2
+	NodeLabel string // of the nodes that run the operator and its Jobs, with any value; default: that of control planes
+	// Namespaces whose objects the operator looks at, and makes Jobs in. They must exist. Default: its own.
+	Namespaces    []string
+	AllNamespaces bool
+	Monitoring    bool // also the objects of the Prometheus operator, and a dashboard for Grafana
 }
 
 // Manifests returns all objects as one YAML stream: first CRDs, then the namespace, then
@@ -48,6 +51,13 @@ func Manifests(o Options) (string, error) {
 		return "", err
 	}
 	dirs := []string{"crds", "base"}
+	args := ""
+	if len(o.Namespaces) > 0 {
+		args = fmt.Sprintf(", %q", "--namespaces="+strings.Join(o.Namespaces, ","))
+	}
+	if o.AllNamespaces {
+		dirs, args = append(dirs, "all-namespaces"), ", --all-namespaces"
+	}
 	if o.Monitoring {
 		dirs = append(dirs, "monitoring")
 	}
@@ -57,15 +67,30 @@ func Manifests(o Options) (string, error) {
 		if err != nil {
 			return "", err
 		}
-		objects = append(objects, found...)
+		for _, object := range found {
+			objects = append(objects, o.bound(object)...)
+		}
 	}
 	slices.SortStableFunc(objects, func(a, b string) int { return cmp.Compare(order(a), order(b)) })
 	return strings.NewReplacer(
 		namespace, o.Namespace,
 		image, o.Image,
+		nodeLabel+"]", o.NodeLabel+args+"]",
 		nodeLabel, o.NodeLabel,
 		replicas, "\n  replicas: "+strconv.Itoa(o.Replicas)+" ",
 	).Replace(strings.Join(objects, "---\n")), nil
+}
+
+// bound returns an object; of the RoleBinding for clusters, one for each namespace that is listed.
+func (o Options) bound(object string) []string {
+	if len(o.Namespaces) == 0 || !strings.Contains(object, "\n  name: recast-operator-clusters\n") {
+		return []string{object}
+	}
+	var all []string
+	for _, ns := range o.Namespaces {
+		all = append(all, strings.Replace(object, "\n  namespace: "+namespace+"\n", "\n  namespace: "+ns+"\n", 1))
+	}
+	return all
 }
 
 // The values are put into YAML as they are, so they must be plain.
@@ -76,9 +101,14 @@ var (
 )
 
 func (o Options) check() error {
+	for _, ns := range append([]string{o.Namespace}, o.Namespaces...) {
+		if !namespaceForm.MatchString(ns) {
+			return fault.Configf("%q is not the name of a namespace: use up to 63 lower-case letters, digits and hyphens", ns)
+		}
+	}
 	switch {
-	case !namespaceForm.MatchString(o.Namespace):
-		return fault.Configf("%q is not the name of a namespace: use up to 63 lower-case letters, digits and hyphens", o.Namespace)
+	case o.AllNamespaces && len(o.Namespaces) > 0:
+		return fault.Configf("namespaces are listed, and all are wanted: give one of the two")
 	case !imageForm.MatchString(o.Image):
 		return fault.Configf("%q is not a reference to an image, such as %s:v1.2.3", o.Image, Image)
 	case !nodeLabelForm.MatchString(o.NodeLabel):

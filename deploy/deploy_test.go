@@ -129,7 +129,7 @@ func TestManifests(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			in := manifests(t, o)
-			wantKinds := []string{"CustomResourceDefinition", "Namespace", "ServiceAccount", "ClusterRole", "Role", "ClusterRoleBinding", "RoleBinding", "Deployment", "PodDisruptionBudget", "NetworkPolicy"}
+			wantKinds := []string{"CustomResourceDefinition", "Namespace", "ServiceAccount", "ClusterRole", "Role", "RoleBinding", "Deployment", "PodDisruptionBudget", "NetworkPolicy"}
 			want := Options{Namespace: "recast-system", Image: "ghcr.io/recast-sh/recast:latest", Replicas: 2, NodeLabel: "node-role.kubernetes.io/control-plane"}
 			if o.Monitoring {
 				want = o
@@ -244,7 +244,7 @@ func TestAccess(t *testing.T) {
 // TestKustomizations: each lists every file beside it.
 func TestKustomizations(t *testing.T) {
 	t.Parallel()
-	for _, name := range []string{"crds/Kustomization", "base/kustomization.yaml", "monitoring/kustomization.yaml"} {
+	for _, name := range []string{"crds/Kustomization", "base/kustomization.yaml", "all-namespaces/kustomization.yaml", "monitoring/kustomization.yaml"} {
 		text := must.Get(os.ReadFile(name))(t)
 		var k struct{ Resources []string }
 		must.Do(t, yaml.Unmarshal(text, &k))
@@ -268,6 +268,36 @@ func TestPolicyOfJobs(t *testing.T) {
 	must.Hold(t, len(p.Spec.Ingress) == 0 && len(p.Spec.PolicyTypes) == 2 && len(p.Spec.Egress) == 2, "%+v", p.Spec)
 }
 
+// TestNamespaces: the operator has access to its own namespace, or to those that are listed. All are asked for by name.
+func TestNamespaces(t *testing.T) {
+	t.Parallel()
+	cases := map[string]struct {
+		options  Options
+		bindings []string // kind and namespace
+		arg      string
+	}{
+		"its own": {Options{Namespace: "talos"}, []string{"RoleBinding talos"}, "--job-node-label=node-role.kubernetes.io/control-plane"},
+		"listed":  {Options{Namespaces: []string{"a", "b"}}, []string{"RoleBinding a", "RoleBinding b"}, "--namespaces=a,b"},
+		"all":     {Options{AllNamespaces: true}, []string{"RoleBinding recast-system", "ClusterRoleBinding "}, "--all-namespaces"},
+	}
+	for name, c := range cases {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			text := must.Get(Manifests(c.options))(t)
+			var got []string
+			for object := range strings.SplitSeq(text, "---\n") {
+				var b rbac.RoleBinding
+				if err := yaml.Unmarshal([]byte(object), &b); err == nil && b.RoleRef.Kind == "ClusterRole" {
+					got = append(got, b.Kind+" "+b.Namespace)
+				}
+			}
+			must.Equal(t, "bindings of the ClusterRole", c.bindings, got)
+			args := decode(t, text).deployment.Spec.Template.Spec.Containers[0].Args
+			must.Equal(t, "last argument", c.arg, args[len(args)-1])
+		})
+	}
+}
+
 func TestManifestsRefuses(t *testing.T) {
 	t.Parallel()
 	for want, o := range map[string]Options{
@@ -275,6 +305,8 @@ func TestManifestsRefuses(t *testing.T) {
 		"not a reference to an":       {Image: "x: y"},
 		"at least 1":                  {Replicas: -1},
 		"not the key of a label":      {NodeLabel: "a=b"},
+		`"A" is not the name`:         {Namespaces: []string{"a", "A"}},
+		"one of the two":              {Namespaces: []string{"a"}, AllNamespaces: true},
 	} {
 		_, err := Manifests(o)
 		must.Contain(t, "error", fmt.Sprint(err), want)

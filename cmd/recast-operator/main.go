@@ -51,7 +51,7 @@ func main() { os.Exit(run(context.Background(), os.Args[1:])) }
 
 func run(ctx context.Context, args []string) int {
 	code := 0
-	root := newManagerCmd()
+	root := newManagerCmd(&managerFlags{pace: operator.DefaultPace})
 	root.AddCommand(newAttemptCmd(&code))
 	root.SetArgs(args)
 	if err := root.ExecuteContext(ctx); err != nil {
@@ -83,13 +83,13 @@ type managerFlags struct {
 	image           string
 	nodeLabel       string
 	namespaces      []string
+	allNamespaces   bool
 	forbid          []string
 	pace            operator.Pace
 	lease           time.Duration
 }
 
-func newManagerCmd() *cobra.Command {
-	f := managerFlags{pace: operator.DefaultPace}
+func newManagerCmd(f *managerFlags) *cobra.Command {
 	c := &cobra.Command{
 		Use: "recast-operator", Short: "Keep Talos clusters at their lock, as Kubernetes objects", Version: versionText(),
 		Long: `Watch TalosClusters, ImageRolls and FleetRolls (recast.dev/v1alpha1), and run recast in Jobs:
@@ -112,7 +112,9 @@ in a browser.`,
 	flags.StringVar(&f.pages, "pages-bind-address", "127.0.0.1:8082", "address of the pages for kubectl port-forward, of this host only; 0: none")
 	flags.StringVar(&f.image, "job-image", os.Getenv("RECAST_IMAGE"), "image of the Jobs (default: RECAST_IMAGE)")
 	flags.StringVar(&f.nodeLabel, "job-node-label", "node-role.kubernetes.io/control-plane", "label of the nodes that run the Jobs, with any value; empty: all nodes")
-	flags.StringSliceVar(&f.namespaces, "namespaces", nil, "namespaces to watch (default: all)")
+	flags.StringSliceVar(&f.namespaces, "namespaces", nil, "namespaces to watch, and to make Jobs in (default: POD_NAMESPACE)")
+	flags.BoolVar(&f.allNamespaces, "all-namespaces", false, "watch every namespace, and make Jobs there")
+	c.MarkFlagsMutuallyExclusive("namespaces", "all-namespaces")
 	flags.StringSliceVar(&f.forbid, "forbid", nil, "fields that no TalosCluster may use: spec.job.image, spec.secrets.envFrom")
 	flags.DurationVar(&f.pace.FirstRetry, "retry", f.pace.FirstRetry, "pause before the second attempt of a roll; each further one waits twice as long")
 	flags.DurationVar(&f.pace.MaxRetry, "max-retry", f.pace.MaxRetry, "the longest of these pauses")
@@ -121,12 +123,26 @@ in a browser.`,
 	return c
 }
 
-func (f managerFlags) run(c *cobra.Command) error {
+// check also sets what follows from the environment.
+func (f *managerFlags) check() error {
+	if own := os.Getenv("POD_NAMESPACE"); len(f.namespaces) == 0 && own != "" {
+		f.namespaces = []string{own}
+	}
+	if len(f.namespaces) == 0 && !f.allNamespaces {
+		return errors.New("--namespaces, --all-namespaces or POD_NAMESPACE: the operator needs to know where its objects are")
+	}
 	if f.image == "" {
 		return errors.New("--job-image or RECAST_IMAGE: the Jobs need an image, normally that of the operator")
 	}
 	if f.leaderElect && f.leaderNamespace == "" {
 		return errors.New("--leader-election-namespace or POD_NAMESPACE: --leader-elect needs a namespace for its Lease")
+	}
+	return nil
+}
+
+func (f *managerFlags) run(c *cobra.Command) error {
+	if err := f.check(); err != nil {
+		return err
 	}
 	pages, err := pagesAddress(f.pages)
 	if err != nil {
@@ -188,7 +204,7 @@ func pagesAddress(flag string) (netip.AddrPort, error) {
 // API server, and many clusters may be due at the same minute.
 const atATime = 8
 
-func (f managerFlags) options(s *runtime.Scheme) ctrl.Options {
+func (f *managerFlags) options(s *runtime.Scheme) ctrl.Options {
 	o := ctrl.Options{
 		Scheme:                        s,
 		Controller:                    managing.Controller{MaxConcurrentReconciles: atATime},
@@ -204,7 +220,7 @@ func (f managerFlags) options(s *runtime.Scheme) ctrl.Options {
 		Cache:                         operator.Cached(),
 		Client:                        client.Options{Cache: &client.CacheOptions{DisableFor: []client.Object{&corev1.Secret{}, &corev1.Pod{}}}},
 	}
-	if len(f.namespaces) > 0 {
+	if !f.allNamespaces {
 		o.Cache.DefaultNamespaces = map[string]cache.Config{}
 		for _, n := range f.namespaces {
 			o.Cache.DefaultNamespaces[strings.TrimSpace(n)] = cache.Config{}

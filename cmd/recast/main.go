@@ -586,6 +586,8 @@ available as a Kustomize base and as a Helm chart.`,
 	c.Flags().StringVar(&o.Image, "image", "", "`image` of the operator and of its Jobs (default: "+deploy.Image+" of the version of this program)")
 	c.Flags().IntVar(&o.Replicas, "replicas", 2, "`number` of pods; one of them works")
 	c.Flags().StringVar(&o.NodeLabel, "node-label", "", "`label` of the nodes that run the operator and its Jobs, with any value (default: that of control planes)")
+	c.Flags().StringSliceVar(&o.Namespaces, "namespaces", nil, "`namespaces` whose objects the operator looks at, and makes Jobs in (default: its own); they must exist")
+	c.Flags().BoolVar(&o.AllNamespaces, "all-namespaces", false, "every namespace: whoever gets at the operator's token can then read every Secret")
 	c.Flags().BoolVar(&o.Monitoring, "monitoring", false, "also a PodMonitor, alerts and a Grafana dashboard; needs the CRDs of the Prometheus operator")
 	return c
 }

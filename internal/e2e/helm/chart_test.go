@@ -85,10 +85,12 @@ var changes = map[string]change{
 	"monitoring.podMonitor": {values: "monitoring: {podMonitor: {enabled: true, labels: {release: prometheus}}}", added: []string{"PodMonitor/" + namespace + "/recast-operator"}, in: "PodMonitor/" + namespace + "/recast-operator", lines: []string{"release: prometheus", "app.kubernetes.io/name: recast-operator"}},
 	"monitoring.alerts":     {values: "monitoring: {alerts: {enabled: true, labels: {role: alert-rules}}}", added: []string{"PrometheusRule/" + namespace + "/recast-operator"}, in: "PrometheusRule/" + namespace + "/recast-operator", lines: []string{"role: alert-rules"}},
 	"monitoring.dashboard":  {values: "monitoring: {dashboard: {enabled: true, labels: {grafana_dashboard: yes-it-is}}}", added: []string{"ConfigMap/" + namespace + "/recast-dashboard"}, in: "ConfigMap/" + namespace + "/recast-dashboard", lines: []string{"grafana_dashboard: yes-it-is"}},
+	"allNamespaces": {
+		values: "allNamespaces: true", added: []string{"ClusterRoleBinding//recast-operator"}, in: deployment, lines: []string{"- --all-namespaces"},
+	},
 	"namespaces": {
 		values: "namespaces: [a, " + namespace + "]",
-		gone:   []string{"ClusterRoleBinding//recast-operator"},
-		added:  []string{"RoleBinding/a/recast-operator-clusters", "RoleBinding/" + namespace + "/recast-operator-clusters"},
+		added:  []string{"RoleBinding/a/recast-operator-clusters"},
 		in:     deployment, lines: []string{"- --namespaces=a," + namespace},
 	},
 }
@@ -167,11 +169,16 @@ func requireLines(t *testing.T, object map[string]any, lines []string) {
 // TestNamespacesAreBound: with a list of namespaces, the operator has access to these alone.
 func TestNamespacesAreBound(t *testing.T) {
 	t.Parallel()
-	r := mustInstall(t, load(t, chartDir), "platform", "namespaces: [a]")
+	r := mustInstall(t, load(t, chartDir), "platform", "namespaces: [a, b]")
+	want := manifests(t, deploy.Options{Namespace: "platform", Namespaces: []string{"a", "b"}})
+	delete(want, "Namespace//platform")
+	if diff := cmp.Diff(want, r.objects); diff != "" {
+		t.Errorf("recast operator manifests, helm (-want +got):\n%s", diff)
+	}
 	requireLines(t, r.objects["RoleBinding/a/recast-operator-clusters"], []string{
 		"kind: ClusterRole", "name: recast-operator", "kind: ServiceAccount", "namespace: platform",
 	})
-	must.Hold(t, strings.Contains(r.notes, "in platform. It looks at the namespaces a."), "notes:\n%s", r.notes)
+	must.Hold(t, strings.Contains(r.notes, "in platform. It looks at the namespaces a, b."), "notes:\n%s", r.notes)
 }
 
 // TestSchemaRefuses: a value that does nothing is a mistake, and so is one of another type.
@@ -189,6 +196,7 @@ func TestSchemaRefuses(t *testing.T) {
 		"monitoring: {alerts: true}":                 "alerts",
 		"networkPolicy: {enabled: true}":             "networkPolicy",
 		"nodeSelector: {a: true}":                    "nodeSelector",
+		"{namespaces: [a], allNamespaces: true}":     "'not' failed",
 		"nodeLabel: a=b":                             "nodeLabel",
 		"imagePullSecrets: [pull]":                   "imagePullSecrets",
 		"monitoring: {dashboard: {labels: {a: 1}}}":  "dashboard",
@@ -210,6 +218,7 @@ func TestLint(t *testing.T) {
 		must.Do(t, yaml.Unmarshal([]byte(change.values), &values))
 		all = merged(all, values)
 	}
+	delete(all, "allNamespaces") // not beside namespaces
 	for name, values := range map[string]map[string]any{"default": {}, "all": all} {
 		for _, m := range lint.RunAll(chartDir, values, namespace).Messages {
 			must.Hold(t, strings.Contains(m.Error(), "icon is recommended"), "%s: %v", name, m)
@@ -606,7 +615,7 @@ func TestThreeWaysInstallTheSame(t *testing.T) {
 // another number of replicas, and with monitoring.
 func TestThreeWaysTakeTheSameSettings(t *testing.T) {
 	t.Parallel()
-	options := deploy.Options{Namespace: "platform", Image: "registry.example/recast:v9.9.9", Replicas: 3, Monitoring: true}
+	options := deploy.Options{Namespace: "platform", Image: "registry.example/recast:v9.9.9", Replicas: 3, AllNamespaces: true, Monitoring: true}
 	want := manifests(t, options)
 	if diff := cmp.Diff(want, kustomize(t, overlay(t))); diff != "" {
 		t.Errorf("recast operator manifests, kustomize (-want +got):\n%s", diff)
@@ -614,6 +623,7 @@ func TestThreeWaysTakeTheSameSettings(t *testing.T) {
 	installed := mustInstall(t, load(t, chartDir), options.Namespace, `
 image: {repository: registry.example/recast, tag: v9.9.9}
 replicas: 3
+allNamespaces: true
 monitoring: {podMonitor: {enabled: true}, alerts: {enabled: true}, dashboard: {enabled: true}}
 `)
 	delete(want, "Namespace//"+options.Namespace)
@@ -633,6 +643,7 @@ func overlay(t *testing.T) string {
 	here := must.Get(filepath.Abs(top))(t)
 	relative := must.Get(filepath.Rel(dir, here))(t)
 	text := regexp.MustCompile(`https://github.com/recast-sh/recast//(\S+)\?ref=v[0-9.]+`).ReplaceAllString(block[1], relative+"/$1")
+	text = strings.Replace(text, "components: [", `components: ["`+relative+`/deploy/all-namespaces", `, 1)
 	must.Be(t, !strings.Contains(text, "https:"), "%s loads from elsewhere:\n%s", name, text)
 	must.Do(t, os.WriteFile(filepath.Join(dir, "kustomization.yaml"), []byte(text), 0o600))
 	return dir

@@ -510,7 +510,7 @@ func newEmptyHouse(t *testing.T, page string) house {
 	t.Helper()
 	text := must(os.ReadFile("../../../../docs/howto/" + page))(t)
 	h := house{t: t, plane: plane.Start(t, "--controllers=*,-job-controller"), namespace: "default", page: string(text), commands: new(int)}
-	out, err := exec.Command(h.binary("recast"), "operator", "manifests", "--image", image).Output()
+	out, err := exec.Command(h.binary("recast"), "operator", "manifests", "--image", image, "--all-namespaces").Output()
 	if err != nil {
 		t.Fatalf("recast operator manifests: %v", err)
 	}
@@ -538,7 +538,7 @@ func (h house) startReplica() single {
 	h.t.Helper()
 	address, pages := process.FreeAddress(h.t), process.FreeAddress(h.t)
 	cmd := exec.Command(h.binary("recast-operator"),
-		"--leader-elect", "--leader-election-lease=1m", "--job-image="+image, // a busy machine stalls processes for seconds
+		"--all-namespaces", "--leader-elect", "--leader-election-lease=1m", "--job-image="+image, // a busy machine stalls processes for seconds
 		"--metrics-bind-address="+address, "--health-probe-bind-address=0", "--pages-bind-address="+pages)
 	cmd.Env = append(cmd.Environ(), "KUBECONFIG="+h.account("recast-system", "recast-operator"), "POD_NAMESPACE=recast-system")
 	return single{process.Start(h.t, "recast-operator", cmd), h, "http://" + address + "/metrics", "http://" + pages}
@@ -807,7 +807,6 @@ func allowed(rules []rbacv1.PolicyRule) map[string]bool {
 var notCalled = map[string]string{
 	"update recast.dev/talosclusters/finalizers":    "owner references, where the admission plug-in OwnerReferencesPermissionEnforcement is on",
 	"update recast.dev/imagerolls/finalizers":       "the same",
-	"update recast.dev/fleetrolls/finalizers":       "the same",
 	"patch events.k8s.io/events":                    "an event that repeats itself",
 	"create /configmaps":                            "server-side apply, a PATCH, of what is not there",
 	"create /serviceaccounts":                       "the same",

@@ -36,15 +36,16 @@ import (
 // TestOperator installs the operator once, as a Deployment, and tells its stories side by side.
 func TestOperator(t *testing.T) {
 	h := newHouse(t)
-	manifests := h.install()
+	stories := map[string]func(house){
+		"bump":    house.versionBump,
+		"invalid": house.invalidSpecs,
+		"secrets": house.secrets,
+		"window":  house.window,
+		"fleet":   house.fleet,
+	}
+	manifests := h.install(slices.Sorted(maps.Keys(stories)))
 	t.Run("stories", func(t *testing.T) {
-		for name, story := range map[string]func(house){
-			"bump":    house.versionBump,
-			"invalid": house.invalidSpecs,
-			"secrets": house.secrets,
-			"window":  house.window,
-			"fleet":   house.fleet,
-		} {
+		for name, story := range stories {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
 				story(h.in(t, name))
@@ -55,16 +56,19 @@ func TestOperator(t *testing.T) {
 	t.Attr("commands", strconv.Itoa(*h.commands))
 }
 
-// install applies what recast operator manifests prints, with shorter pauses.
-func (h house) install() (manifests string) {
+// install applies what recast operator manifests prints for these namespaces, with shorter pauses.
+func (h house) install(namespaces []string) (manifests string) {
 	h.t.Helper()
-	out, err := exec.Command(h.binary("recast"), "operator", "manifests", "--image", image).Output()
+	for _, ns := range namespaces {
+		h.kubectl("create namespace " + ns)
+	}
+	out, err := exec.Command(h.binary("recast"), "operator", "manifests", "--image", image, "--namespaces", strings.Join(namespaces, ",")).Output()
 	if err != nil {
 		h.t.Fatalf("recast operator manifests: %v", err)
 	}
 	const args, env = "args: [--leader-elect", "- name: POD_NAMESPACE\n"
 	manifests = strings.NewReplacer(
-		args, args+", --retry=1s, --max-retry=5s, --claim-retry=5s, --leader-election-lease=5s, '--namespaces=bump,invalid,secrets,window,fleet',"+
+		args, args+", --retry=1s, --max-retry=5s, --claim-retry=5s, --leader-election-lease=5s,"+
 			" '--metrics-bind-address=$(POD_IP):18080', '--health-probe-bind-address=$(POD_IP):18081', --pages-bind-address=0", // the pods share a network
 		"containerPort: 8080", "containerPort: 18080", "containerPort: 8081", "containerPort: 18081",
 		env, "- name: POD_IP\n              valueFrom: {fieldRef: {fieldPath: status.podIP}}\n            "+env,
@@ -164,6 +168,7 @@ func TestOperatorRestarted(t *testing.T) {
 	out := must(exec.Command(h.binary("recast"), "operator", "manifests", "--image", image).Output())(t)
 	h.apply(string(out))
 	h.kubectl("-n recast-system scale deployment/recast-operator --replicas=0")
+	h.kubectl("create namespace restarted")
 	h = h.in(t, "restarted")
 	l := h.startLab("--talos-version", "v1.13.8")
 	operator := h.startOperator()
@@ -259,7 +264,6 @@ func (h house) binary(name string) string {
 func (h house) in(t *testing.T, namespace string) house {
 	t.Helper()
 	h.t, h.namespace = t, namespace
-	h.kubectl("create namespace " + namespace)
 	t.Cleanup(func() {
 		if t.Failed() {
 			h.show()
