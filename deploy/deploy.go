@@ -32,10 +32,11 @@ var files embed.FS
 
 // Options say how the operator is installed. The zero value of a field is its default.
 type Options struct {
-	Namespace string // default: recast-system
-	Image     string // of the operator and of its Jobs, with a tag or a digest; default: the tag latest
-	Replicas  int    // default: 2
-	NodeLabel string // of the nodes that run the operator and its Jobs, with any value; default: that of control planes
+	Namespace string   // default: recast-system
+	Image     string   // of the operator and of its Jobs, with a tag or a digest; default: the tag latest
+	JobImages []string // that spec.job.image of a TalosCluster may name, besides Image
+	Replicas  int      // default: 2
+	NodeLabel string   // of the nodes that run the operator and its Jobs, with any value; default: that of control planes
 	// Namespaces whose objects the operator looks at, and makes Jobs in. They must exist. Default: its own.
 	Namespaces    []string
 	AllNamespaces bool
@@ -74,6 +75,7 @@ func Manifests(o Options) (string, error) {
 	slices.SortStableFunc(objects, func(a, b string) int { return cmp.Compare(order(a), order(b)) })
 	return strings.NewReplacer(
 		namespace, o.Namespace,
+		"'"+image+"'", "'"+strings.Join(append([]string{o.Image}, o.JobImages...), "', '")+"'",
 		image, o.Image,
 		nodeLabel+"]", o.NodeLabel+args+"]",
 		nodeLabel, o.NodeLabel,
@@ -106,11 +108,14 @@ func (o Options) check() error {
 			return fault.Configf("%q is not the name of a namespace: use up to 63 lower-case letters, digits and hyphens", ns)
 		}
 	}
+	for _, ref := range append([]string{o.Image}, o.JobImages...) {
+		if !imageForm.MatchString(ref) {
+			return fault.Configf("%q is not a reference to an image, such as %s:v1.2.3", ref, Image)
+		}
+	}
 	switch {
 	case o.AllNamespaces && len(o.Namespaces) > 0:
 		return fault.Configf("namespaces are listed, and all are wanted: give one of the two")
-	case !imageForm.MatchString(o.Image):
-		return fault.Configf("%q is not a reference to an image, such as %s:v1.2.3", o.Image, Image)
 	case !nodeLabelForm.MatchString(o.NodeLabel):
 		return fault.Configf("%q is not the key of a label, such as %s", o.NodeLabel, nodeLabel)
 	case o.Replicas < 1:
@@ -152,7 +157,7 @@ func order(object string) int {
 		return 1
 	case "ServiceAccount":
 		return 2
-	case "ClusterRole", "Role":
+	case "ClusterRole", "Role", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding":
 		return 3
 	case "ClusterRoleBinding", "RoleBinding":
 		return 4

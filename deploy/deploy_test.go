@@ -129,7 +129,7 @@ func TestManifests(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			in := manifests(t, o)
-			wantKinds := []string{"CustomResourceDefinition", "Namespace", "ServiceAccount", "ClusterRole", "Role", "RoleBinding", "Deployment", "PodDisruptionBudget", "NetworkPolicy"}
+			wantKinds := []string{"CustomResourceDefinition", "Namespace", "ServiceAccount", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding", "ClusterRole", "Role", "RoleBinding", "Deployment", "PodDisruptionBudget", "NetworkPolicy"}
 			want := Options{Namespace: "recast-system", Image: "ghcr.io/recast-sh/recast:latest", Replicas: 2, NodeLabel: "node-role.kubernetes.io/control-plane"}
 			if o.Monitoring {
 				want = o
@@ -152,7 +152,7 @@ func (in *installed) requireFit(t *testing.T) {
 	t.Helper()
 	for name, o := range in.objects {
 		kind, _, _ := strings.Cut(name, "/")
-		wide := slices.Contains([]string{"CustomResourceDefinition", "Namespace", "ClusterRole", "ClusterRoleBinding"}, kind)
+		wide := slices.Contains([]string{"CustomResourceDefinition", "Namespace", "ClusterRole", "ClusterRoleBinding", "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding"}, kind)
 		ns := o.GetNamespace()
 		must.Hold(t, (!wide || ns == "") && (wide || ns == in.namespace.Name), "%s is in namespace %q", name, ns)
 	}
@@ -303,6 +303,7 @@ func TestManifestsRefuses(t *testing.T) {
 	for want, o := range map[string]Options{
 		"not the name of a namespace": {Namespace: "Recast"},
 		"not a reference to an":       {Image: "x: y"},
+		`"a b" is not a reference`:    {JobImages: []string{"a b"}},
 		"at least 1":                  {Replicas: -1},
 		"not the key of a label":      {NodeLabel: "a=b"},
 		`"A" is not the name`:         {Namespaces: []string{"a", "A"}},

@@ -592,7 +592,7 @@ type Window struct {
 
 // JobSettings are settings of the Jobs of a cluster.
 type JobSettings struct {
-	// Image of recast. Default: that of the operator.
+	// Image of recast. Default: that of the operator. The policy recast-operator-jobs lists which others are allowed.
 	Image            string                        `json:"image,omitempty"`
 	ImagePullSecrets []corev1.LocalObjectReference `json:"imagePullSecrets,omitempty"`
 	// Default: 50m CPU and 128Mi memory requested, 1Gi memory as limit. Images are unpacked on disk, not in memory.

@@ -584,6 +584,7 @@ available as a Kustomize base and as a Helm chart.`,
 	}
 	c.Flags().StringVar(&o.Namespace, "namespace", "recast-system", "`namespace` of the operator")
 	c.Flags().StringVar(&o.Image, "image", "", "`image` of the operator and of its Jobs (default: "+deploy.Image+" of the version of this program)")
+	c.Flags().StringSliceVar(&o.JobImages, "job-images", nil, "further `images` that spec.job.image of a TalosCluster may name")
 	c.Flags().IntVar(&o.Replicas, "replicas", 2, "`number` of pods; one of them works")
 	c.Flags().StringVar(&o.NodeLabel, "node-label", "", "`label` of the nodes that run the operator and its Jobs, with any value (default: that of control planes)")
 	c.Flags().StringSliceVar(&o.Namespaces, "namespaces", nil, "`namespaces` whose objects the operator looks at, and makes Jobs in (default: its own); they must exist")

@@ -57,18 +57,22 @@ type change struct {
 	added  []string
 	in     string
 	lines  []string
+	images string // in the policy of Jobs, if the value changes them
 }
+
+const policy = "ValidatingAdmissionPolicy//recast-operator-jobs"
 
 const deployment = "Deployment/" + namespace + "/recast-operator"
 
 // changes has a row for each value of values.yaml.
 var changes = map[string]change{
-	"image.repository":      {values: "image: {repository: r.example/recast}", in: deployment, lines: []string{"image: r.example/recast:latest", "value: r.example/recast:latest"}},
-	"image.tag":             {values: "image: {tag: v1.2.3}", in: deployment, lines: []string{"image: ghcr.io/recast-sh/recast:v1.2.3", "value: ghcr.io/recast-sh/recast:v1.2.3"}},
-	"image.digest":          {values: "image: {tag: v1.2.3, digest: 'sha256:" + digest + "'}", in: deployment, lines: []string{"image: ghcr.io/recast-sh/recast@sha256:" + digest}},
+	"image.repository":      {values: "image: {repository: r.example/recast}", in: deployment, lines: []string{"image: r.example/recast:latest", "value: r.example/recast:latest"}, images: "'r.example/recast:latest'"},
+	"image.tag":             {values: "image: {tag: v1.2.3}", in: deployment, lines: []string{"image: ghcr.io/recast-sh/recast:v1.2.3", "value: ghcr.io/recast-sh/recast:v1.2.3"}, images: "'ghcr.io/recast-sh/recast:v1.2.3'"},
+	"image.digest":          {values: "image: {tag: v1.2.3, digest: 'sha256:" + digest + "'}", in: deployment, lines: []string{"image: ghcr.io/recast-sh/recast@sha256:" + digest}, images: "'ghcr.io/recast-sh/recast@sha256:" + digest + "'"},
 	"image.pullPolicy":      {values: "image: {pullPolicy: Always}", in: deployment, lines: []string{"imagePullPolicy: Always"}},
 	"imagePullSecrets":      {values: "imagePullSecrets: [{name: pull}]", in: deployment, lines: []string{"imagePullSecrets:", "- name: pull"}},
-	"jobImage":              {values: "jobImage: r.example/job:v1", in: deployment, lines: []string{"image: ghcr.io/recast-sh/recast:latest", "value: r.example/job:v1"}},
+	"jobImage":              {values: "jobImage: r.example/job:v1", in: deployment, lines: []string{"image: ghcr.io/recast-sh/recast:latest", "value: r.example/job:v1"}, images: "'r.example/job:v1'"},
+	"jobImages":             {values: "jobImages: [r.example/job:v1, r.example/job:v2]", images: "'ghcr.io/recast-sh/recast:latest', 'r.example/job:v1', 'r.example/job:v2'"},
 	"replicas":              {values: "replicas: 1", in: deployment, lines: []string{"replicas: 1"}},
 	"resources":             {values: "resources: {limits: {memory: 1Gi}}", in: deployment, lines: []string{"memory: 1Gi"}},
 	"podAnnotations":        {values: "podAnnotations: {a/b: c}", in: deployment, lines: []string{"annotations:", "a/b: c"}},
@@ -119,7 +123,7 @@ func TestValues(t *testing.T) {
 			got := map[string]bool{}
 			for key, object := range after {
 				got[key] = true
-				if key != change.in && before[key] != nil {
+				if key != change.in && (key != policy || change.images == "") && before[key] != nil {
 					if diff := cmp.Diff(before[key], object); diff != "" {
 						t.Errorf("%s (-before +after):\n%s", key, diff)
 					}
@@ -129,6 +133,9 @@ func TestValues(t *testing.T) {
 				t.Errorf("objects (-want +got):\n%s", diff)
 			}
 			requireLines(t, after[change.in], change.lines)
+			if change.images != "" {
+				requireLines(t, after[policy], []string{"expression: '[" + strings.ReplaceAll(change.images, "'", "''") + "]'"})
+			}
 		})
 	}
 	for name := range valuesOf(c.Values) {
@@ -169,8 +176,8 @@ func requireLines(t *testing.T, object map[string]any, lines []string) {
 // TestNamespacesAreBound: with a list of namespaces, the operator has access to these alone.
 func TestNamespacesAreBound(t *testing.T) {
 	t.Parallel()
-	r := mustInstall(t, load(t, chartDir), "platform", "namespaces: [a, b]")
-	want := manifests(t, deploy.Options{Namespace: "platform", Namespaces: []string{"a", "b"}})
+	r := mustInstall(t, load(t, chartDir), "platform", "namespaces: [a, b]\njobImages: [r.example/job:v1]")
+	want := manifests(t, deploy.Options{Namespace: "platform", Image: "ghcr.io/recast-sh/recast:latest", JobImages: []string{"r.example/job:v1"}, Namespaces: []string{"a", "b"}})
 	delete(want, "Namespace//platform")
 	if diff := cmp.Diff(want, r.objects); diff != "" {
 		t.Errorf("recast operator manifests, helm (-want +got):\n%s", diff)
@@ -510,6 +517,9 @@ func (o objects) read(stream string) error {
 			continue
 		}
 		metadata, _ := object["metadata"].(map[string]any)
+		if kind, _ := object["kind"].(string); strings.HasPrefix(kind, "ValidatingAdmissionPolicy") {
+			delete(metadata, "namespace") // Kustomize does not know that they have none; the API server drops it
+		}
 		namespace, _ := metadata["namespace"].(string)
 		key := fmt.Sprintf("%s/%s/%s", object["kind"], namespace, metadata["name"])
 		if o[key] != nil {
