@@ -94,8 +94,8 @@ e2e-talosctl: build bin/tools/testsummary bin/tools/staticcheck ## Sidero's own 
 e2e-k8s: build bin/tools/testsummary ## recast against a real etcd, kube-apiserver, controllers and scheduler: rolls, and every fault with its message; kubectl in a lab
 	@internal/tools/e2e-k8s
 
-e2e-operator: build-operator bin/tools/testsummary ## recast-operator as it is installed, in a real Kubernetes with real kubelets: stories of a version bump, kills, windows, a fleet of 100 clusters (THOUSAND=1: of 1,000)
-	@THOUSAND=$(THOUSAND) internal/tools/e2e-operator
+e2e-operator: build-operator bin/tools/testsummary ## recast-operator as it is installed, in a real Kubernetes with real kubelets: stories of a version bump, kills, windows, a fleet of 100 clusters (THOUSAND=1: of 1,000; ACCESS=1: writes docs/reference/operator-access.md)
+	@THOUSAND=$(THOUSAND) ACCESS=$(ACCESS) internal/tools/e2e-operator
 
 e2e-report: bin/tools/testsummary ## recast's reports, recast ui and the operator's pages in a real browser: phone, desktop, dark mode, keyboard, print (UPDATE=1 updates the screenshots of the docs)
 	@internal/tools/e2e-report

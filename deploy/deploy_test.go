@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -239,6 +240,27 @@ func TestAccess(t *testing.T) {
 			t.Errorf("%s: %v %+v", name, r.Labels, r.Rules)
 		}
 	}
+}
+
+// TestAccessPage: the roles allow what make e2e-operator has found to be needed, and no more.
+func TestAccessPage(t *testing.T) {
+	t.Parallel()
+	in := manifests(t, Options{})
+	var allowed, needed []string
+	for _, r := range slices.Concat(in.roles["recast-operator"].Rules, in.election.Rules) {
+		for _, verb := range r.Verbs {
+			for _, resource := range r.Resources {
+				allowed = append(allowed, verb+" "+strings.TrimPrefix(r.APIGroups[0]+"/"+resource, "/"))
+			}
+		}
+	}
+	page := string(must.Get(os.ReadFile("../docs/reference/operator-access.md"))(t))
+	for _, row := range regexp.MustCompile(`(?m)^\| operator \| (\S+) \| (\S+) \|`).FindAllStringSubmatch(page, -1) {
+		needed = append(needed, row[1]+" "+row[2])
+	}
+	slices.Sort(allowed)
+	slices.Sort(needed)
+	must.Equal(t, "rights: make e2e-operator ACCESS=1 writes the page afresh", needed, allowed)
 }
 
 // TestKustomizations: each lists every file beside it.

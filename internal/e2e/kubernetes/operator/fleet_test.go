@@ -12,7 +12,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -20,7 +19,6 @@ import (
 	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 
@@ -710,6 +708,35 @@ func (h house) secrets() {
 	}
 }
 
+// leave: a TalosCluster is deleted before its turn in a FleetRoll, which stops. Another one is deleted while it is rolled:
+// its Job finishes the node in progress, and nothing is left.
+func (h house) leave() {
+	t := h.t
+	h.apply(h.cluster("other"))
+	h.apply(`
+apiVersion: recast.dev/v1alpha1
+kind: FleetRoll
+metadata: {name: autumn}
+spec: {stages: [{name: all, selector: {}, approval: Manual}]}
+`)
+	h.kubectl("wait --for=jsonpath='{.status.members[0].cluster}'=other fleetroll/autumn --timeout=2m")
+	h.kubectl("delete taloscluster other")
+	h.kubectl(`patch fleetroll autumn --type=merge -p '{"spec":{"approvedStages":["all"]}}'`)
+	h.kubectl("wait --for=jsonpath='{.status.failed}'=1 fleetroll/autumn --timeout=1m")
+	l := h.startLab("--talos-version", "v1.13.8")
+	h.apply(secret(t, l, "prod", l.variable("PROXMOX_VE_API_TOKEN")))
+	h.apply(files(t, l, "prod", "version: v1.13.8", "version: v1.13.9"))
+	h.apply(h.cluster("prod", "lock: Update", "rolls: {approval: Automatic}"))
+	h.until("the Job of prod-1 runs", func() bool { return h.runs(h.namespace, "prod-1-roll-") })
+	h.typed("kubectl delete taloscluster prod")
+	h.until("all that was the cluster's is gone", func() bool {
+		return h.kubectl("get imagerolls,jobs,roles -o name --ignore-not-found") == ""
+	})
+	if out, code := l.run(t, "lab check --dir ."); code != 0 {
+		t.Errorf("recast lab check: exit code %d\n%s", code, out)
+	}
+}
+
 func configMapWithLock(t *testing.T, l lab, name string) string {
 	t.Helper()
 	return strings.Replace(files(t, l, name), "data:\n", "data:\n  recast.lock: |\n    "+strings.ReplaceAll(strings.TrimSpace(l.file(t, "recast.lock")), "\n", "\n    ")+"\n", 1)
@@ -745,124 +772,6 @@ func (h house) window() {
 		t.Errorf("it ended at %v, before the window of %v had closed: %v", ended, opens, err)
 	}
 	l.inSync(t, "v1.13.9")
-}
-
-// audited are flags of an API server that writes down who calls what, and the file that it writes.
-func audited(t *testing.T) (flags []string, log string) {
-	t.Helper()
-	dir := t.TempDir()
-	policy, log := filepath.Join(dir, "audit.yaml"), filepath.Join(dir, "audit.log")
-	writeFile(t, policy, "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived, ResponseStarted]\nrules:\n"+
-		"  - {level: Metadata, userGroups: ['system:serviceaccounts']}\n  - {level: None}\n")
-	return []string{"--audit-policy-file=" + policy, "--audit-log-path=" + log}, log
-}
-
-func (h house) called(account string) map[string]bool {
-	h.t.Helper()
-	b := must(os.ReadFile(h.auditLog))(h.t)
-	calls := map[string]bool{}
-	for line := range strings.Lines(string(b)) {
-		var e struct {
-			Verb string `json:"verb"`
-			User struct {
-				Username string `json:"username"`
-			} `json:"user"`
-			ObjectRef struct {
-				Resource, APIGroup, Subresource string
-			} `json:"objectRef"`
-			Annotations map[string]string `json:"annotations"`
-			RequestURI  string            `json:"requestURI"`
-		}
-		mustDo(h.t, json.Unmarshal([]byte(line), &e))
-		if e.User.Username != account || e.ObjectRef.Resource == "" {
-			continue
-		}
-		call := e.Verb + " " + e.ObjectRef.APIGroup + "/" + e.ObjectRef.Resource
-		if e.ObjectRef.Subresource != "" {
-			call += "/" + e.ObjectRef.Subresource
-		}
-		if d := e.Annotations["authorization.k8s.io/decision"]; d != "allow" {
-			h.t.Errorf("%s: %s %s was not allowed: %s", account, call, e.RequestURI, e.Annotations["authorization.k8s.io/reason"])
-		}
-		calls[call] = true
-	}
-	return calls
-}
-
-func allowed(rules []rbacv1.PolicyRule) map[string]bool {
-	all := map[string]bool{}
-	for _, r := range rules {
-		for _, verb := range r.Verbs {
-			for _, group := range r.APIGroups {
-				for _, resource := range r.Resources {
-					all[verb+" "+group+"/"+resource] = true
-				}
-			}
-		}
-	}
-	return all
-}
-
-// notCalled is what the operator may do and does in other stories than these, with the reason.
-var notCalled = map[string]string{
-	"update recast.dev/talosclusters/finalizers":    "owner references, where the admission plug-in OwnerReferencesPermissionEnforcement is on",
-	"update recast.dev/imagerolls/finalizers":       "the same",
-	"patch events.k8s.io/events":                    "an event that repeats itself",
-	"create /configmaps":                            "server-side apply, a PATCH, of what is not there",
-	"create /serviceaccounts":                       "the same",
-	"create rbac.authorization.k8s.io/roles":        "the same",
-	"create rbac.authorization.k8s.io/rolebindings": "the same",
-	"list /configmaps":                              "API servers that do not stream lists",
-	"list batch/jobs":                               "the same",
-	"list recast.dev/talosclusters":                 "the same",
-	"list recast.dev/imagerolls":                    "the same",
-	"list recast.dev/fleetrolls":                    "the same",
-	"get batch/jobs":                                "an attempt that was written down, and whose Job the cache does not have",
-	"delete batch/jobs":                             "an ImageRoll that is deleted while it runs",
-	"delete recast.dev/imagerolls":                  "finished ones beyond spec.rolls.keep, and those of a deleted cluster",
-}
-
-// requireMinimalAccess holds what the operator and its Jobs may do against what they did.
-func (h house) requireMinimalAccess(manifests string) {
-	t := h.t
-	t.Helper()
-	var rules []rbacv1.PolicyRule
-	for text := range strings.SplitSeq(manifests, "\n---\n") {
-		var role rbacv1.ClusterRole
-		if err := yaml.Unmarshal([]byte(text), &role); err == nil && role.Kind == "ClusterRole" && role.Name == "recast-operator" {
-			rules = role.Rules
-		}
-	}
-	if len(rules) == 0 {
-		t.Fatal("the manifests have no ClusterRole recast-operator")
-	}
-	calls := h.called("system:serviceaccount:recast-system:recast-operator")
-	fmt.Fprintf(t.Output(), "the operator has called:\n")
-	for _, call := range sorted(calls) {
-		fmt.Fprintf(t.Output(), "   %s\n", call)
-		if strings.Contains(call, "/secrets") {
-			t.Errorf("the operator reads Secrets: %s", call)
-		}
-	}
-	for _, call := range sorted(allowed(rules)) {
-		if !calls[call] && notCalled[call] == "" {
-			t.Errorf("the operator may %s, and never did", call)
-		}
-	}
-	jobs := h.called("system:serviceaccount:bump:recast-cluster-prod")
-	want := []string{"patch /configmaps", "patch recast.dev/imagerolls/status", "patch recast.dev/talosclusters/status"}
-	if got := sorted(jobs); !slices.Equal(got, want) {
-		t.Errorf("the Jobs have called %q, want %q", got, want)
-	}
-}
-
-func sorted(set map[string]bool) []string {
-	var list []string
-	for s := range set {
-		list = append(list, s)
-	}
-	slices.Sort(list)
-	return list
 }
 
 // secret has what recast needs to reach a lab.

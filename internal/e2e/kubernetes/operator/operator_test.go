@@ -42,6 +42,7 @@ func TestOperator(t *testing.T) {
 		"secrets": house.secrets,
 		"window":  house.window,
 		"fleet":   house.fleet,
+		"leave":   house.leave,
 	}
 	manifests := h.install(slices.Sorted(maps.Keys(stories)))
 	t.Run("stories", func(t *testing.T) {
@@ -71,7 +72,8 @@ func (h house) install(namespaces []string) (manifests string) {
 		args, args+", --retry=1s, --max-retry=5s, --claim-retry=5s, --leader-election-lease=5s,"+
 			" '--metrics-bind-address=$(POD_IP):18080', '--health-probe-bind-address=$(POD_IP):18081', --pages-bind-address=0", // the pods share a network
 		"containerPort: 8080", "containerPort: 18080", "containerPort: 8081", "containerPort: 18081",
-		env, "- name: POD_IP\n              valueFrom: {fieldRef: {fieldPath: status.podIP}}\n            "+env,
+		env, "- {name: KUBE_FEATURE_WatchListClient, value: 'false'}\n            "+ // lists come first, as from API servers that do not stream them
+			"- name: POD_IP\n              valueFrom: {fieldRef: {fieldPath: status.podIP}}\n            "+env,
 	).Replace(string(out))
 	if manifests == string(out) {
 		h.t.Fatalf("the manifests do not say %s", args)
