@@ -215,6 +215,12 @@ func (h house) requireMinimalAccess(manifests string) {
 	if got := slices.Sorted(maps.Keys(jobs)); !slices.Equal(got, want) {
 		t.Errorf("the Jobs have needed %q, want %q", got, want)
 	}
+	for _, attack := range []string{"create jobs", "patch configmaps", "create rolebindings"} { // in a namespace that is not listed
+		out, _ := h.try("", "auth can-i "+attack+" -n kube-system --as=system:serviceaccount:recast-system:recast-operator")
+		if out != "no" {
+			t.Errorf("may the operator %s in kube-system? %s", attack, out)
+		}
+	}
 	page := accessIntro + rows("operator", asked) + rows("Job", jobs)
 	if *accessUpdate {
 		mustDo(t, os.WriteFile(accessPage, []byte(page), 0o600))
