@@ -3,6 +3,7 @@
 package cluster
 
 import (
+	"cmp"
 	"crypto/rand"
 	"encoding/base64"
 	"encoding/hex"
@@ -354,13 +355,30 @@ type Build struct {
 	Overlay      LockedOverlay     // zero: none
 	Rebuild      int               // how often a rebuild of the same content was requested
 	Installer    string            // by digest, as the node pulls it; "" until built
-	ISOName      string            // file name on Proxmox storage
-	DiskName     string            // file name of the disk image on Proxmox storage; "": there is none
+	ISOName      string            // file name on Proxmox storage, unless Uploads have another
+	DiskName     string            // the same of the disk image; "": there is none
+	Uploads      []Upload          // of ISO and disk image, where nothing compares them with the lock
 	NoDisk       string            // why there is no disk image, although images.boot wants one
 	DiskBytes    int64             // size of the disk that the disk image describes
 	KernelArgs   []string          // that the schematic adds
 	EmbedsConfig bool              // the schematic has a machine configuration in it
 	Schematic    Secret            // its canonical text; nil: unknown
+}
+
+// Upload is a boot file on a storage as it was when recast had uploaded it.
+type Upload struct {
+	Of            string // ISOName or DiskName
+	Name          string // on the storage
+	Storage, Host string // Host is "" if the storage is shared
+	Changed       time.Time
+}
+
+// Upload returns the upload of the file that is called name in the lock to a storage, as a host sees it. Without one,
+// the file has that name, and its time is unknown.
+func (b Build) Upload(name, storage, host string) Upload {
+	u, _ := Find(b.Uploads, func(u Upload) bool { return u.Of == name && u.Storage == storage && (u.Host == "" || u.Host == host) })
+	u.Name = cmp.Or(u.Name, name)
+	return u
 }
 
 // LockedExtension is an extension with the digest that the lock pins.

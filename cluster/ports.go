@@ -91,6 +91,8 @@ type StorageReader interface {
 	Room(ctx context.Context, host string) (Room, error)
 	// HasVolume says whether VMs on that host can use a volume (an ISO, for example).
 	HasVolume(ctx context.Context, host, volid string) (bool, error)
+	// VolumeChanged is HasVolume, and says when the volume's file was changed; zero if Proxmox does not tell.
+	VolumeChanged(ctx context.Context, host, volid string) (at time.Time, found bool, err error)
 	// OwnedVolumes lists a storage's disk images with that VMID in their names, sorted, as the host sees it.
 	OwnedVolumes(ctx context.Context, host, storage string, owner VMID) ([]string, error)
 }

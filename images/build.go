@@ -323,6 +323,7 @@ func (b Builder) keep(
 // record records a verified file in the lock.
 func (b Builder) record(a Artefact, e schematics.Locked, got schematics.Disk) error {
 	return b.Ledger.record(e.BuildID, func(e *schematics.Locked) {
+		e.Uploads = slices.DeleteFunc(slices.Clone(e.Uploads), func(u schematics.Upload) bool { return StoredISO{Name: u.Name}.Of() == a }) // of other bytes
 		if a == DiskImage {
 			e.Disk = got
 			return

@@ -307,7 +307,7 @@ func (b *bench) again(lock schematics.Lock) {
 		return b.saveErr
 	})
 	b.pub = Publisher{
-		Store: b.store, Factory: b.factory, Delivery: Auto, Cache: b.cache, Ledger: b.ledger, Storages: []string{"cephfs", "local"},
+		Store: b.store, Factory: b.factory, Delivery: Auto, Verify: VerifyWarn, Cache: b.cache, Ledger: b.ledger, Storages: []string{"cephfs", "local"},
 		Hosts: map[string][]string{"default": {"pve1", "pve2"}},
 		Note:  b.note,
 	}
@@ -352,6 +352,7 @@ type store struct {
 	uses     []Use
 	blind    error // the token does not see every VM
 	held     bool  // nothing may be changed now
+	clock    time.Time
 
 	mayNot    string                              // why the token may not make hosts download
 	urls      map[string][]byte                   // what hosts download from where; others are unreachable
@@ -388,13 +389,14 @@ func (s *store) Storage(_ context.Context, host, name string) (StorageInfo, erro
 	return st.StorageInfo, s.fail
 }
 
-func (s *store) ISO(_ context.Context, host, name, iso string) (int64, bool, error) {
-	data, ok := s.storages[host+"/"+name].isos[iso]
-	return int64(len(data)), ok, s.fail
+func (s *store) ISO(_ context.Context, host, name, iso string) (StoredISO, bool, error) {
+	st := s.storages[host+"/"+name]
+	data, ok := st.isos[iso]
+	return StoredISO{Name: iso, SizeBytes: int64(len(data)), Changed: st.changed[iso]}, ok, s.fail
 }
 
 // DiskImage: a name ends in .qcow2 or in .iso, so that one map holds both.
-func (s *store) DiskImage(ctx context.Context, host, name, disk string) (int64, bool, error) {
+func (s *store) DiskImage(ctx context.Context, host, name, disk string) (StoredISO, bool, error) {
 	return s.ISO(ctx, host, name, disk)
 }
 
@@ -414,9 +416,15 @@ func (s *store) Upload(_ context.Context, u Upload) error {
 	if hash(data) != u.SHA256 || int64(len(data)) != u.SizeBytes {
 		return errors.New("checksum mismatch")
 	}
-	s.storages[u.Host+"/"+u.Storage].isos[u.Name] = data
+	s.put(u.Host+"/"+u.Storage, u.Name, data)
 	s.changes = append(s.changes, "upload "+u.Host+"/"+u.Storage+" "+u.Name)
 	return nil
+}
+
+// put writes a file, which changes its time.
+func (s *store) put(at, name string, data []byte) {
+	s.clock = s.clock.Add(time.Second)
+	s.storages[at].isos[name], s.storages[at].changed[name] = data, s.clock
 }
 
 func (s *store) Uses(context.Context) ([]Use, error) { return s.uses, s.blind }

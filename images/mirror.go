@@ -357,7 +357,17 @@ type target struct {
 	host    string // for a shared storage: the host that receives the upload
 	storage string
 	info    StorageInfo
-	wrong   bool // a file with the same name and another size is there
+	name    string // of the file there
+	wrong   bool   // a file with the same name and another size is there
+	own     bool   // only a recorded upload counts there
+}
+
+// onHost is the host whose storage it is; "" if the storage is shared.
+func (t target) onHost() string {
+	if t.info.Shared {
+		return ""
+	}
+	return t.host
 }
 
 func (t target) String() string {
@@ -509,7 +519,7 @@ var artefacts = [...]struct {
 	since        string // the Proxmox VE that has the type, if not every one; import came with pve-storage 8.2.8
 	publish      string // the ID of the Publisher's step
 	output       ImagerOutput
-	stored       func(Finder, context.Context, string, string, string) (int64, bool, error)
+	stored       func(Finder, context.Context, string, string, string) (StoredISO, bool, error)
 	list         func(Shelf, context.Context, string, string) ([]StoredISO, error)
 }{
 	BootISO: {
@@ -536,7 +546,7 @@ func (a Artefact) Content() string { return artefacts[a].content }
 func (a Artefact) Setting() string { return "images." + artefacts[a].noun + ".storage" }
 
 // Stored looks for a file of the kind on a storage.
-func (a Artefact) Stored(ctx context.Context, s Finder, host, storage, name string) (sizeBytes int64, found bool, err error) {
+func (a Artefact) Stored(ctx context.Context, s Finder, host, storage, name string) (file StoredISO, found bool, err error) {
 	return artefacts[a].stored(s, ctx, host, storage, name)
 }
 

@@ -114,9 +114,9 @@ type Store interface {
 // Finder finds files on storages.
 type Finder interface {
 	// ISO looks for an ISO by its file name. found is false only if the storage definitely has no such ISO.
-	ISO(ctx context.Context, host, storage, name string) (sizeBytes int64, found bool, err error)
+	ISO(ctx context.Context, host, storage, name string) (file StoredISO, found bool, err error)
 	// DiskImage does the same as ISO for a disk image, whose name ends in .qcow2.
-	DiskImage(ctx context.Context, host, storage, name string) (sizeBytes int64, found bool, err error)
+	DiskImage(ctx context.Context, host, storage, name string) (file StoredISO, found bool, err error)
 }
 
 // Users knows what refers to files.

@@ -1,6 +1,7 @@
 package images
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -18,8 +19,8 @@ import (
 
 // Publisher puts the boot ISOs, or the disk images, of a lock onto Proxmox storage.
 //
-// An existing file with its name and size counts as published: the name holds the build ID. If the token may make a
-// host download files, Proxmox compares the checksum as well, once per run.
+// If the token may make a host download files, an existing file with its name and size counts as published once
+// Proxmox has compared its checksum, in each run. Elsewhere only a recorded upload counts, as Verify says.
 type Publisher struct {
 	Of       Artefact
 	Store    Store
@@ -29,6 +30,7 @@ type Publisher struct {
 	Storages []string            // every storage gets the file
 	Hosts    map[string][]string // schematic → the hosts whose VMs boot its file; without hosts it is not published
 	Delivery Delivery
+	Verify   Verify
 	// ByImager reports whether the imager built a schematic's file, which then has no URL; nil: the imager built none.
 	ByImager func(schematic string) bool
 	// Note receives the progress of the step at a path below Step: "publish/default/upload-cephfs",
@@ -101,18 +103,61 @@ func (p Publisher) job(ctx context.Context, name string) (job, error) {
 	}
 	var errs []error
 	for _, t := range all {
-		sizeBytes, found, err := j.look(ctx, t)
+		present, err := j.look(ctx, &t)
 		switch {
 		case err != nil:
 			errs = append(errs, err)
-		case found && sizeBytes == j.file.SizeBytes:
+		case present:
 			j.present = append(j.present, t)
 		default:
-			t.wrong = found
 			j.missing = append(j.missing, t)
 		}
 	}
 	return j, errors.Join(errs...)
+}
+
+// Verify says which files on a storage are taken for the lock's where Proxmox may not compare their checksums.
+type Verify string
+
+const (
+	VerifyOwn     Verify = "own"     // those that recast has uploaded under a name that nobody could take before
+	VerifyRequire Verify = "require" // none: publishing is refused
+	VerifyWarn    Verify = "warn"    // any of the right name and size
+)
+
+// look finds out which name the file has at a target, and whether the file there counts as the lock's.
+func (j job) look(ctx context.Context, t *target) (present bool, err error) {
+	_, e := j.Ledger.entry(j.schematic)
+	record, recorded := e.UploadOf(j.file.Name, t.storage, t.onHost())
+	t.name = cmp.Or(record.Name, j.file.Name)
+	why, err := j.mayCompare(ctx, *t)
+	if err != nil {
+		return false, err
+	}
+	if why != "" && j.Verify == VerifyRequire {
+		return false, fault.WithHint(fault.StorageUnusable.Refusedf("%s can't be compared with the lock on %s: %s, and proxmox.publish.verify is require", j.file.Name, t, why),
+			"grant it: pveum role add RecastCompare --privs Sys.AccessNetwork, then pveum acl modify /nodes/%s --users USER --tokens TOKEN --roles RecastCompare. "+
+				"Or set proxmox.publish.verify to own: recast then boots only what it has uploaded itself", t.host)
+	}
+	stored, found, err := j.stored(ctx, *t, t.name)
+	present = found && stored.SizeBytes == j.file.SizeBytes
+	if t.own = why != "" && j.Verify != VerifyWarn; t.own {
+		return present && recorded && stored.Changed.Equal(record.Changed), err
+	}
+	t.wrong = found && !present
+	return present, err
+}
+
+// mayCompare says why Proxmox can't compare the checksum of an existing file at a target; "" if it can.
+func (j job) mayCompare(ctx context.Context, t target) (why string, err error) {
+	if j.Delivery == ByUpload && j.Verify != VerifyRequire {
+		return "images.iso.delivery is upload", nil
+	}
+	why, err = j.Store.MayDownload(ctx, t.host, t.storage)
+	if err != nil {
+		return "", fmt.Errorf("see whether %s can be checked on %s: %w", j.file.Name, t, err)
+	}
+	return why, nil
 }
 
 func (p Publisher) schematic(name string) step.Step {
@@ -172,13 +217,13 @@ func (j job) steps(ctx context.Context) ([]step.Step, error) {
 	return steps, nil
 }
 
-// look reports whether the target has a file with the job's file name, and the size of that file.
-func (j job) look(ctx context.Context, t target) (sizeBytes int64, found bool, err error) {
-	sizeBytes, found, err = j.Of.Stored(ctx, j.Store, t.host, t.storage, j.file.Name)
+// stored looks for a file of that name at the target.
+func (j job) stored(ctx context.Context, t target, name string) (file StoredISO, found bool, err error) {
+	file, found, err = j.Of.Stored(ctx, j.Store, t.host, t.storage, name)
 	if err != nil {
-		return 0, false, fmt.Errorf("look for %s on %s: %w", j.file.Name, t, err)
+		return file, false, fmt.Errorf("look for %s on %s: %w", name, t, err)
 	}
-	return sizeBytes, found, nil
+	return file, found, nil
 }
 
 // check checks everything that can be checked before the first byte is sent.
@@ -218,7 +263,7 @@ func (j job) mayReplace(ctx context.Context, t target) error {
 	if err != nil {
 		return fmt.Errorf("%s is on %s with other content than the lock has, and may only be replaced if nothing uses it: %w", j.file.Name, t, err)
 	}
-	by := usersOf(uses, j.file.Name)
+	by := usersOf(uses, t.name)
 	if len(by) == 0 {
 		return nil
 	}
@@ -310,8 +355,7 @@ func (j job) deliver(t target, w way) step.Step {
 	s := step.Step{
 		ID: "upload-" + t.id(), Kind: "upload", Title: fmt.Sprintf("upload %s to %s", j.file.Name, t),
 		Skip: func(ctx context.Context) (string, error) {
-			sizeBytes, found, err := j.look(ctx, t)
-			if err != nil || !found || sizeBytes != j.file.SizeBytes {
+			if present, err := j.look(ctx, &t); err != nil || !present {
 				return "", err
 			}
 			return "it is on " + t.String(), nil
@@ -338,9 +382,13 @@ func (j job) note(id, text string) {
 }
 
 // upload sends the file from the cache. Proxmox replaces a file of the same name, so upload first checks whether
-// anything uses a file that has appeared meanwhile.
+// anything uses a file that has appeared meanwhile. Where nothing compares the file later, it gets a new name, which is
+// recorded afterwards: a name that is known before can be taken.
 func (j job) upload(ctx context.Context, t target, id string) error {
-	_, found, err := j.look(ctx, t)
+	if t.own {
+		t.name = j.file.NameUpload()
+	}
+	_, found, err := j.stored(ctx, t, t.name)
 	if err == nil && found {
 		err = j.mayReplace(ctx, t)
 	}
@@ -348,7 +396,7 @@ func (j job) upload(ctx context.Context, t target, id string) error {
 		return err
 	}
 	err = j.Store.Upload(ctx, Upload{
-		Host: t.host, Storage: t.storage, Name: j.file.Name, SizeBytes: j.file.SizeBytes, SHA256: j.file.SHA256,
+		Host: t.host, Storage: t.storage, Name: t.name, SizeBytes: j.file.SizeBytes, SHA256: j.file.SHA256,
 		Open:     func() (io.ReadCloser, error) { return j.Cache.open(j.file.Name) },
 		Progress: progress(j.file.SizeBytes, func(text string) { j.note(id, text) }),
 	})
@@ -356,7 +404,28 @@ func (j job) upload(ctx context.Context, t target, id string) error {
 		return fmt.Errorf("upload to %s: %w", t, err)
 	}
 	j.verified[j.key(t)] = true
+	if t.own {
+		return j.record(ctx, t)
+	}
 	return nil
+}
+
+// record records the upload to a target in place of an earlier one.
+func (j job) record(ctx context.Context, t target) error {
+	file, found, err := j.stored(ctx, t, t.name)
+	switch {
+	case err != nil:
+		return err
+	case !found || file.SizeBytes != j.file.SizeBytes:
+		return fault.ISODiffers.Errorf("%s on %s is not as it was uploaded just now: someone else changes files there", t.name, t)
+	}
+	_, e := j.Ledger.entry(j.schematic)
+	return j.Ledger.record(e.BuildID, func(e *schematics.Locked) {
+		e.Uploads = slices.DeleteFunc(slices.Clone(e.Uploads), func(u schematics.Upload) bool {
+			return u.Of() == j.file.Name && u.Storage == t.storage && (u.Host == "" || t.onHost() == "" || u.Host == t.host)
+		})
+		e.Uploads = append(e.Uploads, schematics.Upload{Name: t.name, Storage: t.storage, Host: t.onHost(), Changed: file.Changed})
+	})
 }
 
 // download makes the host fetch the file. If that fails, download uploads the file if uploads are allowed. A failed
@@ -378,7 +447,7 @@ func (j job) download(ctx context.Context, t target, id string) error {
 
 func (j job) fetch(ctx context.Context, t target) error {
 	err := j.Store.Download(ctx, Download{
-		Host: t.host, Storage: t.storage, Name: j.file.Name, URL: j.url, SizeBytes: j.file.SizeBytes, SHA256: j.file.SHA256,
+		Host: t.host, Storage: t.storage, Name: t.name, URL: j.url, SizeBytes: j.file.SizeBytes, SHA256: j.file.SHA256,
 	})
 	if err != nil {
 		return fmt.Errorf("download to %s: %w", t, err)
@@ -390,17 +459,14 @@ func (j job) fetch(ctx context.Context, t target) error {
 // unverified returns the targets whose file has the right name and size, and whose checksum could be compared with
 // the lock's, but was not yet.
 func (j job) unverified(ctx context.Context) ([]target, error) {
-	if j.Delivery == ByUpload {
-		return nil, nil
-	}
 	var open []target
 	for _, t := range j.present {
 		if j.verified[j.key(t)] {
 			continue
 		}
-		why, err := j.Store.MayDownload(ctx, t.host, t.storage)
+		why, err := j.mayCompare(ctx, t)
 		if err != nil {
-			return nil, fmt.Errorf("see whether %s can be checked on %s: %w", j.file.Name, t, err)
+			return nil, err
 		}
 		if why == "" {
 			open = append(open, t)
@@ -442,7 +508,7 @@ func (j job) replace(ctx context.Context, t target, id string, differs error) er
 	}
 	if j.Delivery == DownloadURL {
 		return fault.WithHint(fault.ISODiffers.Of(fault.As(fault.Refused, differs)), "download-url never replaces a file, and nothing uses this one: "+
-			"pvesm free %s:%s/%s on %s, or images.iso.delivery: auto", t.storage, j.Of.Content(), j.file.Name, t.host)
+			"pvesm free %s:%s/%s on %s, or images.iso.delivery: auto", t.storage, j.Of.Content(), t.name, t.host)
 	}
 	if err := j.checkCache(); err != nil {
 		return err
@@ -490,7 +556,7 @@ func (i StoredISO) target() target {
 }
 
 // ourISO matches Publisher's names of ISOs and disk images; its group is the beginning of the build ID.
-var ourISO = regexp.MustCompile(`^recast-v\d+\.\d+\.\d+(?:-[0-9A-Za-z.-]+)?-([0-9a-f]{12})-(?:nocloud|metal)-(?:amd64|arm64)\.(?:iso|qcow2)$`)
+var ourISO = regexp.MustCompile(`^recast-v\d+\.\d+\.\d+(?:-[0-9A-Za-z.-]+)?-([0-9a-f]{12})-(?:nocloud|metal)-(?:amd64|arm64)(?:-[0-9a-f]{16})?\.(?:iso|qcow2)$`)
 
 // ListISOs lists the ISOs, or the disk images, with our names on the given storages, on every online host, sorted.
 // unseen describes the places that could not be checked.
@@ -563,12 +629,23 @@ func (n Needed) why(name, short string) []string {
 	}
 	var builds []string
 	for build, reason := range n.Builds {
-		if strings.HasPrefix(build, short) {
+		if strings.HasPrefix(build, short) && !n.superseded(name) {
 			builds = append(builds, reason)
 		}
 	}
 	slices.Sort(builds)
 	return append(why, builds...)
+}
+
+// superseded reports whether a lock has an upload of the same file under another name.
+func (n Needed) superseded(name string) bool {
+	of := schematics.Upload{Name: name}.Of()
+	for other := range n.Names {
+		if other != name && other != of && (schematics.Upload{Name: other}).Of() == of {
+			return true
+		}
+	}
+	return false
 }
 
 // Verdict is the decision about an ISO or a disk image.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"maps"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -17,6 +18,7 @@ import (
 	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/internal/words"
+	"github.com/recast-sh/recast/schematics"
 )
 
 func built(t *testing.T) *bench {
@@ -51,6 +53,68 @@ func TestPublish(t *testing.T) {
 	delete(b.store.storages["pve2/local"].isos, name)
 	must.Do(t, b.run(t, b.pub.Step()))
 	must.Equal(t, "uploads after a loss", []string{"upload pve2/local " + name}, b.store.changes)
+}
+
+// TestPublishOwn: where Proxmox compares nothing, only an upload counts that the lock records and that nobody has changed since.
+func TestPublishOwn(t *testing.T) {
+	t.Parallel()
+	b := built(t)
+	own := func(t *testing.T) (names []string) {
+		t.Helper()
+		b.again(b.saved)
+		b.pub.Verify = VerifyOwn
+		must.Do(t, b.run(t, b.pub.Step()))
+		for _, c := range b.store.changes {
+			_, name, _ := strings.Cut(strings.TrimPrefix(c, "upload "), " ")
+			must.Hold(t, ourISO.MatchString(name) && name != b.iso().Name && (schematics.Upload{Name: name}).Of() == b.iso().Name, "%s has no random part", c)
+			names = append(names, name)
+		}
+		return slices.Compact(slices.Sorted(slices.Values(names)))
+	}
+	padded := bytes.Repeat([]byte("x"), int(b.iso().SizeBytes))
+	b.store.put("pve1/cephfs", b.iso().Name, padded)
+	names := own(t)
+	must.Equal(t, "new names", 3, len(names))
+	must.Hold(t, bytes.Equal(padded, b.store.storages["pve1/cephfs"].isos[b.iso().Name]), "their file is overwritten")
+	must.Equal(t, "uploads the second time", 0, len(own(t)))
+
+	record := b.saved.Schematics["default"].Uploads
+	must.Equal(t, "records", 3, len(record))
+	b.store.put(record[1].Host+"/"+record[1].Storage, record[1].Name, padded)
+	must.Equal(t, "uploads after one was replaced", 1, len(own(t)))
+	now := b.saved.Schematics["default"].Uploads
+	must.Equal(t, "records that stay", []schematics.Upload{record[0], record[2]}, now[:2])
+	must.Hold(t, now[2].Host == record[1].Host && now[2].Name != record[1].Name, "%+v is recorded after %+v", now, record)
+
+	before := b.saved
+	b.store.put("pve1/cephfs", now[0].Name, padded)
+	b.again(b.saved)
+	b.pub.Verify, b.saveErr = VerifyOwn, errors.New("killed")
+	must.FailIs(t, b.run(t, b.pub.Step()), b.saveErr)
+	must.Equal(t, "what is recorded", before, b.saved)
+	b.saveErr = nil
+	must.Equal(t, "uploads by the next run", 1, len(own(t)))
+
+	e := b.saved.Schematics["default"]
+	e.Uploads = nil
+	b.saved.Schematics["default"] = e
+	must.Equal(t, "uploads without the record", 3, len(own(t)))
+
+	b.store.mayNot = ""
+	b.again(b.saved)
+	b.pub.Verify = VerifyRequire
+	must.Do(t, b.run(t, b.pub.Step()))
+	must.Equal(t, "compared", 3, len(b.store.changes))
+	for _, c := range b.store.changes {
+		must.Hold(t, strings.HasPrefix(c, "compare "), "%s", c)
+	}
+	b.store.mayNot = "the token has nothing"
+	b.again(b.saved)
+	b.pub.Verify = VerifyRequire
+	err := b.run(t, b.pub.Step())
+	must.Equal(t, "kind", fault.Refused, fault.KindOf(err))
+	must.Hold(t, strings.Contains(must.Text(err), b.iso().Name+" can't be compared with the lock on storage cephfs: the token has nothing, and proxmox.publish.verify is require") &&
+		strings.Contains(strings.Join(fault.Hints(err), "\n"), "pveum acl modify /nodes/pve1 ") && len(b.store.changes) == 0, "%v, hints %q, changes %q", err, fault.Hints(err), b.store.changes)
 }
 
 // unpublishable is a way in which publishing goes wrong.
@@ -406,8 +470,16 @@ func TestJudgeISOs(t *testing.T) {
 		"by its path": {
 			iso: a, uses: []Use{{By: "VM 1", Values: []string{"-cdrom /var/lib/vz/template/iso/" + isoOf(buildA)}}}, want: []string{"VM 1 refers to it"},
 		},
-		"the lock":        {iso: a, need: Needed{Names: map[string]string{isoOf(buildA): "recast.lock has it"}}, want: []string{"recast.lock has it"}},
-		"another build":   {iso: a, need: Needed{Builds: map[string]string{buildB + "00": "wk1 was made from it"}}},
+		"the lock":      {iso: a, need: Needed{Names: map[string]string{isoOf(buildA): "recast.lock has it"}}, want: []string{"recast.lock has it"}},
+		"another build": {iso: a, need: Needed{Builds: map[string]string{buildB + "00": "wk1 was made from it"}}},
+		"superseded":    {iso: a, need: Needed{Names: map[string]string{isoOf(buildA): "recast.lock has it", uploadOf(buildA, "1"): "recast.lock has it"}}, want: []string{"recast.lock has it"}},
+		"a superseded upload": {iso: StoredISO{Name: uploadOf(buildA, "0"), Changed: old}, need: Needed{
+			Names: map[string]string{isoOf(buildA): "recast.lock has it", uploadOf(buildA, "1"): "recast.lock has it"}, Builds: map[string]string{buildA + "00": "x"},
+		}},
+		"an upload that no lock has": {
+			iso: StoredISO{Name: uploadOf(buildA, "0"), Changed: old}, want: []string{"x"},
+			need: Needed{Names: map[string]string{isoOf(buildA): "recast.lock has it", uploadOf(buildB, "1"): "recast.lock has it"}, Builds: map[string]string{buildA + "00": "x"}},
+		},
 		"builds":          {iso: a, need: Needed{Builds: map[string]string{buildA + "01": "y", buildA + "00": "x"}}, want: []string{"x", "y"}},
 		"young":           {iso: a, age: week + time.Minute, want: []string{"it is younger than 168h1m"}},
 		"of the future":   {iso: StoredISO{Name: isoOf(buildA), Changed: now.Add(time.Hour)}, age: time.Hour, want: []string{"it is younger than 1h"}},
@@ -422,10 +494,16 @@ func TestJudgeISOs(t *testing.T) {
 	})
 }
 
+// uploadOf is isoOf, uploaded under a new name.
+func uploadOf(build, digit string) string {
+	return strings.TrimSuffix(isoOf(build), ".iso") + "-" + strings.Repeat(digit, 16) + ".iso"
+}
+
 func TestOurISO(t *testing.T) {
 	t.Parallel()
 	for name, want := range map[string]bool{
 		"recast-v1.13.9-0123456789ab-nocloud-amd64.iso":          true,
+		uploadOf("0123456789ab", "9"):                            true,
 		"recast-v1.14.0-alpha.1-0123456789ab-metal-arm64.iso":    true,
 		"recast-v1.13.9-0123456789ab-nocloud-amd64.iso.img":      false,
 		"my-recast-v1.13.9-0123456789ab-nocloud-amd64.iso":       false,

@@ -179,7 +179,9 @@ type workshop struct {
 }
 
 func newWorkshop(p Project, lock schematics.Lock, c Images, run *step.Runner) workshop {
-	return workshop{Project: p, images: c, run: run, ledger: images.NewLedger(lock, saver(p.LockFile(), lock)), cache: images.NewCache(p.isoCache())}
+	all := lock.Clone()
+	all.AdoptUploads(p.Locks().Shared())
+	return workshop{Project: p, images: c, run: run, ledger: images.NewLedger(all, saver(p.LockFile(), lock)), cache: images.NewCache(p.isoCache())}
 }
 
 // saver returns a function that writes the lock to a file after each new record.
@@ -222,7 +224,7 @@ func (w workshop) signature() images.SignaturePolicy {
 func (w workshop) publish(ctx context.Context, store images.Store, hosts map[string][]string) (schematics.Lock, error) {
 	isos := images.Publisher{
 		Store: store, Factory: w.images.Factory, Cache: w.cache, Ledger: w.ledger, Storages: w.Config.Images.ISO.Storage, Hosts: hosts,
-		Delivery: images.Delivery(w.Config.Images.ISO.Delivery), ByImager: w.ByImager, Note: w.run.Note,
+		Delivery: images.Delivery(w.Config.Images.ISO.Delivery), Verify: images.Verify(w.Config.Proxmox.Publish.Verify), ByImager: w.ByImager, Note: w.run.Note,
 	}
 	disks := isos
 	disks.Of = images.DiskImage
@@ -687,7 +689,7 @@ func (p *pruning) judgeISOs(ctx context.Context, vms []cluster.VM, uses []images
 	if err != nil {
 		return err
 	}
-	need, err := needed(p.Project, vms, func(_ schematics.Lock, e schematics.Locked) []string { return []string{e.ISO.Name, e.Disk.Name} })
+	need, err := needed(p.Project, vms, fileNames)
 	if err != nil {
 		return err
 	}
@@ -796,6 +798,11 @@ func (p *pruning) judgeMirror(ctx context.Context, vms []cluster.VM) ([]images.M
 		return nil, err
 	}
 	return images.JudgeMirror(tags, need, p.o.OlderThan, time.Now()), nil
+}
+
+// fileNames are those in the lock, and on storages.
+func fileNames(_ schematics.Lock, e schematics.Locked) []string {
+	return append(cluster.Each(e.Uploads, func(u schematics.Upload) string { return u.Name }), e.ISO.Name, e.Disk.Name)
 }
 
 // installerNames are the tag, and the digest in the lock, whatever its tag is.

@@ -21,6 +21,7 @@ import (
 	"github.com/recast-sh/recast/cluster/survey"
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/bootimage"
+	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/journal"
 	"github.com/recast-sh/recast/internal/story"
@@ -76,7 +77,9 @@ func planSeen(ctx context.Context, p Project, m Machines, src observe.Sources, l
 	}
 	plan.Warn = append(plan.Warn, o.UnknownStorages("images.iso.storage", p.Config.Images.ISO.Storage)...)
 	plan.Warn = append(plan.Warn, o.UnknownStorages("images.disk.storage", p.Config.Images.Disk.Storage)...)
-	plan.Warn = append(plan.Warn, cluster.Each(parking.NotOurs(o.VMs, p.Config.Cluster), parking.Unproven.String)...)
+	if p.Config.Proxmox.Publish.Verify == config.VerifyWarn {
+		plan.Warn = append(plan.Warn, "boot ISOs and disk images of the right name and size are taken unseen where Proxmox may not compare them: whoever may write to their storages chooses what boots (proxmox.publish.verify: warn)")
+	}
 	plan.Gates, plan.Hooks = p.Gates(), p.Hooks()
 	if policy.Bootstrap != "" && len(plan.Gates) > 0 {
 		plan.Gates = nil

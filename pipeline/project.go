@@ -181,8 +181,14 @@ func build(lock schematics.Lock, schematic string) cluster.Build {
 	e := lock.Schematics[schematic]
 	return cluster.Build{
 		ID: e.BuildID, TalosVersion: lock.Talos, Broken: lock.Broken, Arch: lock.Arch, Platform: lock.Platform, SecureBoot: lock.SecureBoot, SchematicID: e.SchematicID, LockHash: e.LockHash,
-		Extensions: extensions(e.Extensions), Overlay: overlay(e), Rebuild: e.Rebuild, Installer: e.Installer, ISOName: e.ISO.Name, DiskBytes: e.Disk.DiskBytes, KernelArgs: e.KernelArgs(), EmbedsConfig: e.EmbedsConfig(), Schematic: cluster.Secret(e.Schematic),
+		Extensions: extensions(e.Extensions), Overlay: overlay(e), Rebuild: e.Rebuild, Installer: e.Installer, ISOName: e.ISO.Name, Uploads: uploads(e.Uploads), DiskBytes: e.Disk.DiskBytes, KernelArgs: e.KernelArgs(), EmbedsConfig: e.EmbedsConfig(), Schematic: cluster.Secret(e.Schematic),
 	}
+}
+
+func uploads(list []schematics.Upload) []cluster.Upload {
+	return cluster.Each(list, func(u schematics.Upload) cluster.Upload {
+		return cluster.Upload{Of: u.Of(), Name: u.Name, Storage: u.Storage, Host: u.Host, Changed: u.Changed}
+	})
 }
 
 func extensions(list []schematics.Extension) []cluster.LockedExtension {

@@ -1,6 +1,7 @@
 package schematics
 
 import (
+	"crypto/rand"
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
@@ -60,8 +61,42 @@ type Locked struct {
 	Signer string   `yaml:"signer,omitempty" json:"signer,omitempty"`
 	ISO    BootFile `yaml:"iso" json:"iso"`
 	// Disk is recorded like the ISO, but only if machines may boot it; otherwise it is zero.
-	Disk      Disk   `yaml:"disk,omitempty" json:"disk,omitzero"`
-	Schematic string `yaml:"schematic" json:"schematic"` // canonical, with the lock hash
+	Disk Disk `yaml:"disk,omitempty" json:"disk,omitzero"`
+	// Uploads are recorded where Proxmox may not compare the files with the lock.
+	Uploads   []Upload `yaml:"uploads,omitempty" json:"uploads,omitempty"`
+	Schematic string   `yaml:"schematic" json:"schematic"` // canonical, with the lock hash
+}
+
+// Upload is the ISO or the disk image as Proxmox listed it after recast had uploaded it. Whoever may write to the
+// storage can put anything under another name, or later under this one: then Changed differs.
+type Upload struct {
+	Name    string    `yaml:"name" json:"name"` // the locked file's, with a random part
+	Storage string    `yaml:"storage" json:"storage"`
+	Host    string    `yaml:"host,omitempty" json:"host,omitempty"` // "" if the storage is shared
+	Changed time.Time `yaml:"changed" json:"changed"`               // by the clock of the storage
+}
+
+// randomPart is what NameUpload adds to a name.
+var randomPart = regexp.MustCompile(`-[0-9a-f]{16}(\.[a-z0-9]+)$`)
+
+// NameUpload returns a new name for an upload of the file, which nobody can have taken before.
+func (f BootFile) NameUpload() string {
+	var random [8]byte
+	_, _ = rand.Read(random[:]) // never fails
+	ext := filepath.Ext(f.Name)
+	return fmt.Sprintf("%s-%x%s", strings.TrimSuffix(f.Name, ext), random, ext)
+}
+
+// Of returns the name in the lock of the uploaded file.
+func (u Upload) Of() string { return randomPart.ReplaceAllString(u.Name, "$1") }
+
+// UploadOf finds the record of the file that is called name in the lock, on a storage as a host sees it.
+func (e Locked) UploadOf(name, storage, host string) (u Upload, found bool) {
+	i := slices.IndexFunc(e.Uploads, func(u Upload) bool { return u.Of() == name && u.Storage == storage && (u.Host == "" || u.Host == host) })
+	if i < 0 {
+		return Upload{}, false
+	}
+	return e.Uploads[i], true
 }
 
 // Extension is a system extension pinned to the digest of its image index.
@@ -115,7 +150,7 @@ func (l Lock) Names() []string { return slices.Sorted(maps.Keys(l.Schematics)) }
 func (l Lock) Clone() Lock {
 	l.Schematics, l.Signers = maps.Clone(l.Schematics), slices.Clone(l.Signers)
 	for name, e := range l.Schematics {
-		e.Extensions = slices.Clone(e.Extensions)
+		e.Extensions, e.Uploads = slices.Clone(e.Extensions), slices.Clone(e.Uploads)
 		if e.Overlay != nil {
 			e.Overlay = new(*e.Overlay)
 		}
@@ -177,9 +212,23 @@ func (l *Lock) keepBuilt(old Lock) {
 	}
 	for name, e := range l.Schematics {
 		if o, ok := built[e.BuildID]; ok {
-			e.Installer, e.Signer, e.ISO, e.Disk = o.Installer, o.Signer, o.ISO, o.Disk
+			e.Installer, e.Signer, e.ISO, e.Disk, e.Uploads = o.Installer, o.Signer, o.ISO, o.Disk, o.Uploads
 			l.Schematics[name] = e
 		}
+	}
+}
+
+// AdoptUploads adds to builds without records of uploads those of other locks, the first first, if their files are the same.
+func (l *Lock) AdoptUploads(others []Lock) {
+	for name, e := range l.Schematics {
+		for _, other := range others {
+			for _, o := range other.Schematics {
+				if len(e.Uploads) == 0 && o.BuildID == e.BuildID && o.ISO == e.ISO && o.Disk == e.Disk {
+					e.Uploads = o.Uploads
+				}
+			}
+		}
+		l.Schematics[name] = e
 	}
 }
 
@@ -563,6 +612,11 @@ func (e Locked) check(l Lock, bad func(key, format string, args ...any)) {
 	}
 	if e.Disk != (Disk{}) {
 		e.Disk.check(l.DiskName(e), bad)
+	}
+	for _, u := range e.Uploads {
+		if of := u.Of(); of == u.Name || of != e.ISO.Name && of != l.DiskName(e) || u.Storage == "" {
+			bad("uploads", "%q on %q is no upload of the ISO or the disk image", u.Name, u.Storage)
+		}
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/sim/must"
@@ -55,12 +56,28 @@ func TestLockFileWithDisk(t *testing.T) {
 	want := builtLock(t)
 	e := want.Schematics["default"]
 	e.Disk = Disk{BootFile: BootFile{Name: want.DiskName(e), SHA256: sum("disk"), SizeBytes: 123}, DiskBytes: 456}
+	at := time.Date(2026, 12, 1, 8, 0, 0, 0, time.UTC)
+	e.Uploads = []Upload{{Name: e.ISO.NameUpload(), Storage: "nfs", Changed: at}, {Name: e.Disk.NameUpload(), Storage: "local", Host: "pve1", Changed: at}}
 	want.Schematics["default"] = e
 	want.Checksum = want.checksum()
 	text := must.Get(formatLock(want))(t)
 	must.Equal(t, "words of a disk image, which one of two schematics has", 1, strings.Count(string(text), "disk:"))
 	got := must.Get(ParseLock("recast.lock", text))(t)
 	must.Equal(t, "read back", want, got)
+	must.Equal(t, "identity", [2]string{builtLock(t).Key(), builtLock(t).Pinned()}, [2]string{got.Key(), got.Pinned()})
+	elsewhere := builtLock(t)
+	o := elsewhere.Schematics["default"]
+	o.Disk = e.Disk
+	elsewhere.Schematics["default"] = o
+	elsewhere.AdoptUploads([]Lock{builtLock(t), got})
+	must.Equal(t, "adopted", want.Schematics, elsewhere.Schematics)
+	for _, wrong := range []Upload{{Name: e.ISO.Name, Storage: "nfs"}, {Name: BootFile{Name: "debian.iso"}.NameUpload(), Storage: "nfs"}, {Name: e.ISO.NameUpload()}} {
+		bad := want.Clone()
+		e.Uploads = []Upload{wrong}
+		bad.Schematics["default"] = e
+		_, err := ParseLock("recast.lock", must.Get(formatLock(bad))(t))
+		must.Contain(t, "error", fmt.Sprint(err), "is no upload of the ISO or the disk image")
+	}
 }
 
 // TestWithoutFiles: neither a lock nor a directory has to be there to be read, a directory has to be to write into.

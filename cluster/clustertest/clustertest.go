@@ -13,6 +13,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/recast-sh/recast/cluster"
 	"github.com/recast-sh/recast/cluster/parking"
@@ -320,6 +321,11 @@ func (p *Proxmox) Storages(context.Context) ([]cluster.Storage, error) {
 
 func (p *Proxmox) HasVolume(_ context.Context, _, volid string) (bool, error) {
 	return slices.Contains(p.Volumes, volid), p.Call("HasVolume")
+}
+
+func (p *Proxmox) VolumeChanged(ctx context.Context, host, volid string) (at time.Time, found bool, err error) {
+	found, err = p.HasVolume(ctx, host, volid)
+	return at, found, err
 }
 
 func (p *Proxmox) OwnedVolumes(_ context.Context, _, storage string, owner cluster.VMID) ([]string, error) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -493,8 +494,8 @@ type volumes struct {
 	err error
 }
 
-func (v volumes) HasVolume(_ context.Context, host, volid string) (bool, error) {
-	return slices.Contains(v.has, host+" "+volid), v.err
+func (v volumes) VolumeChanged(_ context.Context, host, volid string) (time.Time, bool, error) {
+	return time.Unix(7, 0), slices.Contains(v.has, host+" "+volid), v.err
 }
 
 // TestImages: the boot ISO is on the first storage that has it; without one the node is refused.
@@ -511,5 +512,13 @@ func TestImages(t *testing.T) {
 	must.FailAs(t, must.Err(images(volumes{has: []string{"pve2 a:iso/new.iso", "pve1 a:iso/old.iso"}}, "pve1").ISO(t.Context())), fault.Refused)
 	silent := errors.New("no answer")
 	must.FailIs(t, must.Err(images(volumes{has: []string{"pve1 a:iso/new.iso"}, err: silent}, "pve1").ISO(t.Context())), silent)
+	own := images(volumes{has: []string{"pve1 a:iso/new.iso", "pve1 b:iso/new.iso", "pve1 b:iso/new-1f.iso"}}, "pve1")
+	own.Wanted.ISOStorages = []string{"b"}
+	own.Wanted.Build.Uploads = []cluster.Upload{{Of: "new.iso", Name: "new-2e.iso", Storage: "b", Host: "pve2"}, {Of: "new.iso", Name: "new-1f.iso", Storage: "b", Host: "pve1", Changed: time.Unix(7, 0).UTC()}}
+	must.Equal(t, "an upload", "b:iso/new-1f.iso", must.Get(own.ISO(t.Context()))(t))
+	own.Wanted.Build.Uploads[1].Changed = time.Unix(6, 0)
+	_, err := own.ISO(t.Context())
+	must.FailAs(t, err, fault.Refused)
+	must.Hold(t, strings.Contains(must.Text(err), "boot ISO b:iso/new-1f.iso was changed at "), "%v", err)
 	must.Equal(t, "disk image", "c:import/new.qcow2", must.Get(images(volumes{has: []string{"pve1 c:import/new.qcow2"}}, "pve1").Disk(t.Context()))(t))
 }

@@ -565,26 +565,31 @@ type Published struct {
 
 // ISO returns the volid of the boot ISO on the first of the node's storages for it that has it.
 func (i Published) ISO(ctx context.Context) (volid string, err error) {
-	return i.find(ctx, "boot ISO", "iso/"+i.Wanted.Build.ISOName, i.Wanted.ISOStorages)
+	return i.find(ctx, "boot ISO", "iso/", i.Wanted.Build.ISOName, i.Wanted.ISOStorages)
 }
 
 // Disk returns the volid of the disk image, as ISO does for the boot ISO.
 func (i Published) Disk(ctx context.Context) (volid string, err error) {
-	return i.find(ctx, "disk image", "import/"+i.Wanted.Build.DiskName, i.Wanted.DiskStorages)
+	return i.find(ctx, "disk image", "import/", i.Wanted.Build.DiskName, i.Wanted.DiskStorages)
 }
 
-func (i Published) find(ctx context.Context, what, name string, storages []string) (string, error) {
+func (i Published) find(ctx context.Context, what, content, name string, storages []string) (string, error) {
 	for _, storage := range storages {
-		volid := storage + ":" + name
-		found, err := i.Proxmox.HasVolume(ctx, i.Host, volid)
+		upload := i.Wanted.Build.Upload(name, storage, i.Host)
+		volid := storage + ":" + content + upload.Name
+		changed, found, err := i.Proxmox.VolumeChanged(ctx, i.Host, volid)
 		if err != nil {
 			return "", fmt.Errorf("look for %s on %s: %w", volid, i.Host, err)
+		}
+		if found && upload.Of != "" && !changed.Equal(upload.Changed) {
+			return "", fault.WithHint(fault.ISODiffers.Refusedf("%s %s was changed at %s: recast uploaded it at %s, and does not boot what someone else put there",
+				what, volid, changed.Format(time.RFC3339), upload.Changed.Format(time.RFC3339)), "recast publish uploads it again, under another name. Find out who changed it")
 		}
 		if found {
 			return volid, nil
 		}
 	}
-	return "", fault.WithHint(fault.ISODiffers.Refusedf("%s %s is on none of %s as host %s sees them", what, path.Base(name), strings.Join(storages, ", "), i.Host), "recast publish")
+	return "", fault.WithHint(fault.ISODiffers.Refusedf("%s %s is on none of %s as host %s sees them", what, name, strings.Join(storages, ", "), i.Host), "recast publish")
 }
 
 // PlannedExchange returns the exchange of the node's VM as a roll would plan it now; nil if the strategy

@@ -368,12 +368,13 @@ func fetchRuns(ctx context.Context, s *streams, p pipeline.Project, most int, wa
 	}
 }
 
-// learnLocks finds past locks that this machine does not have: in git, and, if this machine still has none, in the
-// runs of other machines. Past locks say what has changed, and what prune keeps. They are only information: an error
-// ends the search.
+// learnLocks finds past locks that this machine does not have: in git, and, if this machine has none yet, in the runs
+// of other machines. Past locks say what has changed, what prune keeps, and what recast has uploaded. They are only
+// information: an error ends the search.
 func learnLocks(ctx context.Context, s *streams, p pipeline.Project) {
+	known := p.Locks().Known()
 	learnFromGit(ctx, p)
-	if !p.Locks().Known() {
+	if !known {
 		ctx, cancel := context.WithTimeout(ctx, learnWait)
 		defer cancel()
 		fetchRuns(ctx, s, p, recentRuns, func(string) {})

@@ -184,7 +184,18 @@ type Proxmox struct {
 	// VMIDs is the range for recast's own VMs: one for the claim, and a parking VM for
 	// each node whose system disk it replaces.
 	VMIDs VMIDRange `yaml:"vmids" jsonschema:"required"`
+	// Publish says what recast boots from Proxmox' storages.
+	Publish Publish `yaml:"publish"`
 }
+
+// Publish is the section "proxmox.publish".
+type Publish struct {
+	// Verify says which boot ISOs and disk images recast takes for its own where it can't have Proxmox compare their checksums, for which the token needs Sys.AccessNetwork on /nodes/<node>: own takes what recast has uploaded itself, as recast.lock records it, and uploads everything else again; require refuses without the privilege; warn takes every file of the right name and size, whoever put it there, and each plan says so.
+	Verify string `yaml:"verify" jsonschema:"enum=own,enum=require,enum=warn"`
+}
+
+// VerifyWarn is the value of proxmox.publish.verify that each plan mentions.
+const VerifyWarn = "warn"
 
 // Node is one entry of "nodes".
 type Node struct {

@@ -51,6 +51,7 @@ func want() *config.Config {
 		Proxmox: config.Proxmox{
 			Endpoints: []string{"https://pve1:8006"},
 			VMIDs:     config.VMIDRange{First: 9000, Last: 9099},
+			Publish:   config.Publish{Verify: "own"},
 		},
 		Nodes: []config.Node{{Name: "cp1", Schematic: "default", Strategy: "auto"}},
 		Roll: config.Roll{

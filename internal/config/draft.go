@@ -355,6 +355,7 @@ func defaults() Config {
 			KeepDisks:   1,
 		},
 		History: History{Share: ShareAuto},
+		Proxmox: Proxmox{Publish: Publish{Verify: "own"}},
 	}
 }
 

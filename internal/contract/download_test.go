@@ -439,8 +439,8 @@ func TestClientDisks(t *testing.T) {
 		s.takesImages()
 		ctx, name, content := t.Context(), s.diskName(), tinyImage(t)
 		s.clientUploadOK(name, content)
-		size, found, err := s.client.DiskImage(ctx, s.place.node, s.place.isoStorage, name)
-		same(t, fmt.Sprint(len(content), true, nil), fmt.Sprint(size, found, err))
+		file, found, err := s.client.DiskImage(ctx, s.place.node, s.place.isoStorage, name)
+		same(t, fmt.Sprint(len(content), true, nil), fmt.Sprint(file.SizeBytes, found, err))
 		list := must.Get(s.client.DiskImages(ctx, s.place.node, s.place.isoStorage))(t)
 		var stored images.StoredISO
 		for _, d := range list {

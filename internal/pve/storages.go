@@ -48,11 +48,11 @@ func (c *Client) Storage(ctx context.Context, host, storage string) (images.Stor
 	return images.StorageInfo{}, fault.WithHint(fault.StorageUnusable.Of(err), "see /etc/pve/storage.cfg: it may be disabled, or for other nodes than %s; the token needs Datastore.Audit on /storage/%s to see it", host, storage)
 }
 
-func (c *Client) ISO(ctx context.Context, host, storage, name string) (sizeBytes int64, found bool, err error) {
+func (c *Client) ISO(ctx context.Context, host, storage, name string) (file images.StoredISO, found bool, err error) {
 	return c.storedFile(ctx, host, storage, isoContent, name)
 }
 
-func (c *Client) DiskImage(ctx context.Context, host, storage, name string) (sizeBytes int64, found bool, err error) {
+func (c *Client) DiskImage(ctx context.Context, host, storage, name string) (file images.StoredISO, found bool, err error) {
 	return c.storedFile(ctx, host, storage, importContent, name)
 }
 
@@ -62,10 +62,10 @@ const (
 	importContent = "import" // disk images, since Proxmox 8.3
 )
 
-func (c *Client) storedFile(ctx context.Context, host, storage, content, name string) (sizeBytes int64, found bool, err error) {
+func (c *Client) storedFile(ctx context.Context, host, storage, content, name string) (file images.StoredISO, found bool, err error) {
 	files, err := c.storedFiles(ctx, host, storage, content)
-	file, found := cluster.Find(files, func(f images.StoredISO) bool { return f.Name == name })
-	return file.SizeBytes, found, err
+	file, found = cluster.Find(files, func(f images.StoredISO) bool { return f.Name == name })
+	return file, found, err
 }
 
 // OwnedVolumes implements cluster.StorageReader. Proxmox lists only volumes of VMs that the token may see.
@@ -76,7 +76,10 @@ func (c *Client) OwnedVolumes(ctx context.Context, host, storage string, owner c
 	return volids, err
 }
 
-type volume struct{ Volid string }
+type volume struct {
+	Volid string
+	CTime flexInt
+}
 
 func contentPath(host, storage string) string {
 	return "/nodes/" + url.PathEscape(host) + "/storage/" + url.PathEscape(storage) + "/content"
@@ -84,16 +87,30 @@ func contentPath(host, storage string) string {
 
 // HasVolume implements cluster.StorageReader. Proxmox lists disks only of VMs that the token may see.
 func (c *Client) HasVolume(ctx context.Context, host, volid string) (bool, error) {
+	_, found, err := c.VolumeChanged(ctx, host, volid)
+	return found, err
+}
+
+func (c *Client) VolumeChanged(ctx context.Context, host, volid string) (at time.Time, found bool, err error) {
 	storage, name, ok := strings.Cut(volid, ":")
 	if !ok || storage == "" || name == "" {
-		return false, fmt.Errorf("%q is not the name of a volume", volid)
+		return at, false, fmt.Errorf("%q is not the name of a volume", volid)
 	}
 	path := contentPath(host, storage)
 	if content, _, _ := strings.Cut(name, "/"); content == isoContent || content == importContent {
 		path += "?content=" + content
 	}
 	rows, err := get[[]volume](ctx, c.conn, path)
-	return slices.Contains(rows, volume{volid}), err
+	row, found := cluster.Find(rows, func(v volume) bool { return v.Volid == volid })
+	return timeOf(row.CTime), found, err
+}
+
+// timeOf reads the time of a last change; zero if Proxmox gives none.
+func timeOf(ctime flexInt) (at time.Time) {
+	if ctime > 0 {
+		at = time.Unix(int64(ctime), 0).UTC()
+	}
+	return at
 }
 
 // storageConfig is a section of storage.cfg. A token that may use the storage sees the whole section except passwords
@@ -348,11 +365,7 @@ func (c *Client) storedFiles(ctx context.Context, host, storage, content string)
 		if err != nil {
 			return nil, fmt.Errorf("size of %s: %w", r.Volid, err)
 		}
-		iso := images.StoredISO{Host: host, Storage: storage, Name: name, SizeBytes: size}
-		if r.CTime > 0 {
-			iso.Changed = time.Unix(int64(r.CTime), 0).UTC()
-		}
-		isos = append(isos, iso)
+		isos = append(isos, images.StoredISO{Host: host, Storage: storage, Name: name, SizeBytes: size, Changed: timeOf(r.CTime)})
 	}
 	slices.SortFunc(isos, func(a, b images.StoredISO) int { return cmp.Compare(a.Name, b.Name) })
 	return isos, nil
@@ -423,8 +436,8 @@ func (c *Client) Download(ctx context.Context, d images.Download) error {
 		// A second download finds the file of the first, or loads the same file.
 		repeatable: true,
 		look: func(ctx context.Context) (sight, error) {
-			size, found, err := c.storedFile(ctx, d.Host, d.Storage, contentOf(d.Name), d.Name)
-			if err == nil && found && size == d.SizeBytes {
+			file, found, err := c.storedFile(ctx, d.Host, d.Storage, contentOf(d.Name), d.Name)
+			if err == nil && found && file.SizeBytes == d.SizeBytes {
 				return sight{state: reached, what: d.Name + " is there"}, nil
 			}
 			return sight{state: untouched, what: d.Name + " is not there"}, err
@@ -449,11 +462,11 @@ func (c *Client) Upload(ctx context.Context, u images.Upload) error {
 		return err
 	}
 	// A file that already has this size proves nothing about this upload.
-	size, found, err := c.storedFile(ctx, u.Host, u.Storage, contentOf(u.Name), u.Name)
+	was, found, err := c.storedFile(ctx, u.Host, u.Storage, contentOf(u.Name), u.Name)
 	if err != nil {
 		return err
 	}
-	absent := !found || size != u.SizeBytes
+	absent := !found || was.SizeBytes != u.SizeBytes
 	path := "/nodes/" + url.PathEscape(u.Host) + "/storage/" + url.PathEscape(u.Storage) + "/upload"
 	for attempt := 1; ; attempt++ {
 		sent := time.Now()
@@ -542,8 +555,8 @@ func (c *Client) findUpload(ctx context.Context, u images.Upload, absent bool, s
 		if upid, err = c.uploadTask(ctx, sent); err != nil || upid != "" {
 			return true, "", err
 		}
-		size, found, err := c.storedFile(ctx, u.Host, u.Storage, contentOf(u.Name), u.Name)
-		stored = absent && found && size == u.SizeBytes
+		file, found, err := c.storedFile(ctx, u.Host, u.Storage, contentOf(u.Name), u.Name)
+		stored = absent && found && file.SizeBytes == u.SizeBytes
 		return stored, "neither a task nor the file", err
 	})
 	switch {

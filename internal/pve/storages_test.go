@@ -38,7 +38,7 @@ func TestStorage(t *testing.T) {
 		pve1.On("GET /nodes/pve1/storage", data(`[{"storage":"isos","type":"cephfs","content":"iso,vztmpl","shared":1,"active":1,"enabled":1,"avail":1.5e+15,"used":1,"total":2e15},
 			{"storage":"off","content":"images","shared":0,"active":0,"enabled":1},
 			{"storage":"others","content":"images","shared":0,"active":0,"enabled":0}]`))
-		pve1.On("GET /nodes/pve1/storage/isos/content?content=iso", data(`[{"volid":"isos:iso/a.iso","size":1048576},{"volid":"isos:iso/b.iso","size":"7"}]`))
+		pve1.On("GET /nodes/pve1/storage/isos/content?content=iso", data(`[{"volid":"isos:iso/a.iso","size":1048576,"ctime":946684800},{"volid":"isos:iso/b.iso","size":"7"}]`))
 		pve1.On("GET /nodes/pve1/storage/fast/content", data(`[{"volid":"fast:101/vm-101-disk-0.raw","size":1048576,"vmid":101}]`))
 		pve1.On("GET /nodes/pve1/storage/nosuch/content?content=iso", raw("500 storage 'nosuch' does not exist", ""))
 		got := must.Get(c.Storage(t.Context(), "pve1", "isos"))(t)
@@ -49,8 +49,8 @@ func TestStorage(t *testing.T) {
 			must.FailIs(t, must.Err(c.Storage(t.Context(), "pve1", storage)), images.ErrNoStorage)
 		}
 		for name, want := range map[string]string{"a.iso": "1048576 true <nil>", "b.iso": "7 true <nil>", "c.iso": "0 false <nil>"} {
-			size, found, err := c.ISO(t.Context(), "pve1", "isos", name)
-			must.Equal(t, name, want, fmt.Sprint(size, found, err))
+			file, found, err := c.ISO(t.Context(), "pve1", "isos", name)
+			must.Equal(t, name, want, fmt.Sprint(file.SizeBytes, found, err))
 		}
 		_, found, err := c.ISO(t.Context(), "pve1", "nosuch", "a.iso")
 		must.Hold(t, !found && errors.Is(err, images.ErrNoStorage), "ISO on an unknown storage: %v %v", found, err)
@@ -58,6 +58,8 @@ func TestStorage(t *testing.T) {
 		for volid, want := range volumes {
 			must.Equal(t, volid, want, must.Get(c.HasVolume(t.Context(), "pve1", volid))(t))
 		}
+		at, found, err := c.VolumeChanged(t.Context(), "pve1", "isos:iso/a.iso")
+		must.Equal(t, "changed", fmt.Sprint(time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC), true, nil), fmt.Sprint(at, found, err))
 		must.Hold(t, must.Err(c.HasVolume(t.Context(), "pve1", "none")) != nil, "%v", `"none" passes for a volume`)
 	})
 }
@@ -308,8 +310,8 @@ func TestDiskImageBecomesADisk(t *testing.T) {
 		_, found, err := l.DiskImage(ctx, "pve1", "disks", u.Name)
 		must.Hold(t, !found && err == nil, "it is there, or %v", err)
 		must.Do(t, l.Upload(ctx, u))
-		size, found, err := l.DiskImage(ctx, "pve1", "disks", u.Name)
-		must.Equal(t, "found", fmt.Sprint(len(content), true, nil), fmt.Sprint(size, found, err))
+		file, found, err := l.DiskImage(ctx, "pve1", "disks", u.Name)
+		must.Equal(t, "found", fmt.Sprint(len(content), true, nil), fmt.Sprint(file.SizeBytes, found, err))
 		list := must.Get(l.DiskImages(ctx, "pve1", "disks"))(t)
 		must.Hold(t, len(list) == 1 && list[0].Name == u.Name && list[0].SizeBytes == u.SizeBytes, "listed are %v", list)
 		must.Equal(t, "ISOs", 0, len(must.Get(l.ISOs(ctx, "pve1", "disks"))(t)))

@@ -84,13 +84,13 @@ func (s *site) Storage(_ context.Context, _, storage string) (images.StorageInfo
 	return info, nil
 }
 
-func (s *site) DiskImage(ctx context.Context, host, storage, name string) (int64, bool, error) {
+func (s *site) DiskImage(ctx context.Context, host, storage, name string) (images.StoredISO, bool, error) {
 	return s.ISO(ctx, host, storage, name)
 }
 
-func (s *site) ISO(_ context.Context, _, _, name string) (int64, bool, error) {
+func (s *site) ISO(_ context.Context, _, _, name string) (images.StoredISO, bool, error) {
 	size, found := s.isos[name]
-	return size, found, nil
+	return images.StoredISO{SizeBytes: size}, found, nil
 }
 
 func (s *site) MayDownload(context.Context, string, string) (string, error) {

@@ -494,15 +494,18 @@ func (d *checkup) imagesOn(ctx context.Context, of images.Artefact, storage, hos
 			continue
 		}
 		file := of.File(d.lock, e)
-		bytes, found, err := of.Stored(ctx, d.src.Proxmox, host, storage, file.Name)
+		upload, recorded := e.UploadOf(file.Name, storage, host)
+		stored, found, err := of.Stored(ctx, d.src.Proxmox, host, storage, cmp.Or(upload.Name, file.Name))
 		switch {
 		case err != nil:
 			d.fail(GroupStorage, what, err)
 		case !found:
 			d.ok(GroupStorage, what, "%s is not there yet: a roll delivers it, %s", file.Name, d.delivery(ctx, of, name, storage, host))
-		case file.SizeBytes > 0 && bytes != file.SizeBytes:
+		case recorded && !stored.Changed.Equal(upload.Changed):
+			d.warn(GroupStorage, what, "find out who; a roll uploads it again, under another name", "someone has changed %s since recast uploaded it", upload.Name)
+		case file.SizeBytes > 0 && stored.SizeBytes != file.SizeBytes:
 			d.warn(GroupStorage, what, "a roll replaces it unless a VM uses it: then eject it first",
-				"%s has %d bytes, the lock has %d: an upload was interrupted", file.Name, bytes, file.SizeBytes)
+				"%s has %d bytes, the lock has %d: an upload was interrupted", file.Name, stored.SizeBytes, file.SizeBytes)
 		default:
 			d.ok(GroupStorage, what, "%s exists", file.Name)
 		}

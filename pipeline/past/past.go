@@ -918,7 +918,8 @@ func (l Locks) Before(lock schematics.Lock) (before schematics.Lock, found bool)
 }
 
 // Shared returns the locks in the copies of other machines' runs, the newest first. recast trusts them only as far as
-// their hashes prove: which extensions a lock hash stands for. It never takes from them what to install.
+// their hashes prove: which extensions a lock hash stands for. It never takes from them what to install, only which
+// files on a storage recast has uploaded: to forge that, one has to write to the storage, too.
 func (l Locks) Shared() (locks []schematics.Lock) {
 	for _, text := range l.Runs.locks() {
 		if lock, err := schematics.ParseLock("a shared lock", text); err == nil {

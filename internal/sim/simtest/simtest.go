@@ -338,7 +338,15 @@ func (l *Lab) settledDump() string {
 		node := valueOf(l.Kube.Node(l.t.Context(), n.Name))(l.t)
 		fmt.Fprintf(&b, "node %s: cordoned %t, labels %v, taints %v\n", n.Name, node.Spec.Unschedulable, node.Labels, node.Spec.Taints)
 	}
-	return withoutAttempts(l.withoutMadeUpUUIDs(b.String()))
+	return withoutAttempts(withoutUploads(l.withoutMadeUpUUIDs(b.String())))
+}
+
+// withoutUploads removes the random parts of uploads' names, and how many uploads there are of the same file: one whose record a kill
+// prevented stays for recast prune.
+func withoutUploads(dump string) string {
+	dump = regexp.MustCompile(`-[0-9a-f]{16}(\.iso|\.qcow2) `).ReplaceAllString(dump, "$1 ")
+	dump = regexp.MustCompile(`(storage isos on "": )\d+ `).ReplaceAllString(dump, "$1")
+	return strings.Join(slices.Compact(strings.Split(dump, "\n")), "\n")
 }
 
 // withoutAttempts removes from the records what depends on the number of attempts: the number of the replacement, the

