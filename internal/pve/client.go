@@ -9,6 +9,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/url"
 	"slices"
 	"strings"
@@ -163,6 +164,43 @@ func (c *Client) seesEveryVM(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// Uploaders names the other users, tokens and groups that may upload to a storage, as far as our token sees the access
+// control list, sorted. Who may change that list anyway is left out. Each name's most specific entries count
+// (pve-access-control, AccessControl.pm, roles).
+func (c *Client) Uploaders(ctx context.Context, storage string) (names []string, err error) {
+	acl, err := get[[]aclEntry](ctx, c.conn, "/access/acl")
+	if err != nil {
+		return nil, err
+	}
+	roles, err := get[[]struct{ RoleID, Privs string }](ctx, c.conn, "/access/roles")
+	if err != nil {
+		return nil, err
+	}
+	privileges := map[string][]string{}
+	for _, r := range roles {
+		privileges[r.RoleID] = strings.Split(r.Privs, ",")
+	}
+	held := map[string][]string{}
+	for _, path := range []string{"/storage/" + storage, "/storage", "/"} {
+		here := map[string][]string{}
+		for _, e := range acl {
+			if e.Path == path && (toBool(e.Propagate) || path == "/storage/"+storage) {
+				here[e.Type+" "+e.UGID] = append(here[e.Type+" "+e.UGID], privileges[e.RoleID]...)
+			}
+		}
+		maps.Copy(here, held)
+		held = here
+	}
+	for name, has := range held {
+		ours := name == "user "+c.conn.User() || strings.HasPrefix(name, "token "+c.conn.User()+"!")
+		if !ours && slices.Contains(has, "Datastore.AllocateTemplate") && !slices.Contains(has, "Permissions.Modify") {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names, nil
 }
 
 type aclEntry struct {

@@ -58,6 +58,8 @@ func (s *site) Standing(context.Context, []string) (map[string]cluster.Standing,
 	return nil, nil
 }
 
+func (*site) Uploaders(context.Context, string) ([]string, error) { return nil, nil }
+
 func (s *site) VMs(context.Context) ([]cluster.VM, error)               { return s.vms, s.err }
 func (s *site) Quorate(context.Context) (bool, error)                   { return s.quorate, s.err }
 func (s *site) Storages(context.Context) ([]cluster.Storage, error)     { return s.storages, s.err }

@@ -411,12 +411,28 @@ func (d *checkup) storages(ctx context.Context) {
 	for _, storage := range d.Config.Images.Disk.Storage {
 		d.imageStorage(ctx, images.DiskImage, storage, hosts)
 	}
+	d.uploaders(ctx)
 	d.spool()
 	for _, use := range d.diskUses() {
 		d.diskStorage(ctx, use)
 	}
 	d.systemSpace(ctx)
 	d.thinPools()
+}
+
+// uploaders warns of others who may write to the storages that machines boot from.
+func (d *checkup) uploaders(ctx context.Context) {
+	all := slices.Concat(d.Config.Images.ISO.Storage, d.Config.Images.Disk.Storage)
+	for _, storage := range slices.Compact(slices.Sorted(slices.Values(all))) {
+		others, err := d.src.Proxmox.Uploaders(ctx, storage)
+		switch {
+		case err != nil:
+			d.fail(GroupStorage, "access to "+storage, err)
+		case len(others) > 0:
+			d.warn(GroupStorage, "access to "+storage, "give recast a storage of its own, or see proxmox.publish.verify",
+				"others may upload to it, and overwrite what machines boot: %s", strings.Join(others, ", "))
+		}
+	}
 }
 
 // unseen warns that the token can't see a storage; the privileges report what is missing.

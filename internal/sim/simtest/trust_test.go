@@ -107,6 +107,34 @@ func TestNeighbours(t *testing.T) {
 	})
 }
 
+// TestUploaders: doctor names who could put other bytes where machines boot from.
+func TestUploaders(t *testing.T) {
+	inLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		seen := func() (all []string) {
+			for _, c := range diagnosis(t, lab.Client()).Checks {
+				if c.State == checkup.Warning && strings.Contains(c.Seen, "others may upload") {
+					all = append(all, c.What+": "+c.Seen[strings.LastIndex(c.Seen, ": ")+2:])
+				}
+			}
+			return all
+		}
+		requireNone(t, seen(), "nobody else is there")
+		lab.World.AddRole("Uploads", "Datastore.AllocateTemplate")
+		lab.World.AddRole("Looks", "Datastore.Audit")
+		for who, at := range map[string]world.ACL{
+			"tenant@pve": {Path: "/storage", Role: "Uploads", Propagate: true}, "ci@pve!isos": {Path: "/storage/" + sim.ISOStorage, Role: "Uploads"},
+			"flat@pve": {Path: "/storage", Role: "Uploads"}, "other@pve": {Path: "/storage/other", Role: "Uploads"},
+			"admin@pve": {Path: "/", Role: world.Administrator, Propagate: true}, "eyes@pve": {Path: "/", Role: "Looks", Propagate: true},
+		} {
+			at.Who = who
+			lab.World.Grant(at)
+		}
+		lab.World.Grant(world.ACL{Path: "/", Who: "below@pve", Role: "Uploads", Propagate: true})
+		lab.World.Grant(world.ACL{Path: "/storage", Who: "below@pve", Role: "Looks", Propagate: true})
+		requireSame(t, []string{"access to " + sim.ISOStorage + ": token ci@pve!isos, user tenant@pve"}, seen(), "others (-want +got)")
+	})
+}
+
 // TestAPaddedISO: whoever may upload to the ISOs' storage puts other bytes under the locked name, in the locked size, before recast
 // publishes, over its upload afterwards, or between two nodes. No machine boots them.
 func TestAPaddedISO(t *testing.T) {
