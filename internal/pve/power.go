@@ -283,6 +283,28 @@ func (l *look) haDisarmed(ctx context.Context, ha *cluster.HAResource) ([]string
 	})
 }
 
+// Rebalancing implements pipeline.Hypervisor. A token without Sys.Audit on / sees no settings (pve-manager, API2/Cluster.pm, get_options).
+// Their names are those of pve-cluster 9.1.2, DataCenterConfig.pm, $crs_format. ha-auto-rebalance does nothing with the scheduler basic, which
+// is the default (pve-ha-manager 5.2.0, Manager.pm, load_balance).
+func (c *Client) Rebalancing(ctx context.Context) (when []string, err error) {
+	var options struct {
+		CRS struct {
+			Scheduler string          `json:"ha"`
+			Always    json.RawMessage `json:"ha-auto-rebalance"`
+			OnStart   json.RawMessage `json:"ha-rebalance-on-start"`
+		}
+	}
+	err = c.conn.Get(ctx, "/cluster/options", &options)
+	crs := options.CRS
+	if toBool(crs.Always) && (crs.Scheduler == "static" || crs.Scheduler == "dynamic") {
+		when = append(when, "ha-auto-rebalance, at any time")
+	}
+	if toBool(crs.OnStart) {
+		when = append(when, "ha-rebalance-on-start, when HA starts a VM")
+	}
+	return when, err
+}
+
 // haRow is a row of the status of Proxmox HA.
 type haRow struct {
 	Type, SID, State, Status string

@@ -32,6 +32,7 @@ type site struct {
 	seen     map[string]images.StorageInfo // by storage
 	isos     map[string]int64              // by name
 	denied   map[string]bool               // "privilege path"
+	moves    []string                      // when HA rebalances
 	err      error                         // of the inventory
 
 	downloads bool  // hosts may fetch ISOs
@@ -65,6 +66,8 @@ func (s *site) Quorate(context.Context) (bool, error)                   { return
 func (s *site) Storages(context.Context) ([]cluster.Storage, error)     { return s.storages, s.err }
 func (s *site) Hosts(context.Context) ([]cluster.Host, error)           { return s.hosts, nil }
 func (s *site) Containers(context.Context) ([]cluster.Container, error) { return s.others, nil }
+
+func (s *site) Rebalancing(context.Context) ([]string, error) { return s.moves, s.err }
 
 func (s *site) Room(context.Context, string) (cluster.Room, error) {
 	var room cluster.Room
@@ -206,6 +209,37 @@ func TestRun(t *testing.T) {
 		}
 		groups := seenGroups(res)
 		must.Hold(t, s.err != nil || len(groups) == 7, "looked at %q only", groups)
+	})
+}
+
+// TestMoves: doctor warns of VMs of nodes that Proxmox HA may move, and of no others.
+func TestMoves(t *testing.T) {
+	t.Parallel()
+	type row struct {
+		host    string // in recast.yaml
+		managed bool
+		moves   []string
+		want    []string
+	}
+	const host = "is pve1, and Proxmox HA may move VM 9011 \"wk1\" on pve1 to another host: the next recast roll would move it back"
+	const moves = "Proxmox HA moves VMs to balance load (ha-auto-rebalance, at any time): the VMs of 1 node may change their host between a plan and the roll"
+	must.Bubbles(t, map[string]row{
+		"by nobody":          {"pve1", false, []string{"ha-auto-rebalance, at any time"}, nil},
+		"by HA":              {"", true, nil, nil},
+		"by HA and recast":   {"pve1", true, nil, []string{host}},
+		"by HA's scheduler":  {"", true, []string{"ha-auto-rebalance, at any time"}, []string{moves}},
+		"by all at the time": {"pve1", true, []string{"ha-auto-rebalance, at any time"}, []string{host, moves}},
+	}, func(t *testing.T, tc row) {
+		s, c := newSite(), configOf(t)
+		s.vms[0].Name, s.vms[0].HA, s.moves, c.Nodes[0].Host = "wk1", tc.managed, tc.moves, tc.host
+		var got []string
+		for _, check := range diagnoseWith(t, c, s).Checks {
+			if check.What == "nodes[].host of wk1" || check.What == "rebalancing" {
+				must.Equal(t, "state", Warning, check.State)
+				got = append(got, check.Seen)
+			}
+		}
+		must.Equal(t, "warnings", tc.want, got)
 	})
 }
 

@@ -46,7 +46,36 @@ func (d *checkup) proxmox(ctx context.Context) {
 	d.claim()
 	d.locked()
 	d.containers(ctx)
+	d.moves(ctx)
 	d.scratch()
+}
+
+// moves warns of Proxmox HA that may move a node's VM to another host, and of a roll that would move it back.
+func (d *checkup) moves(ctx context.Context) {
+	managed := 0
+	for i, f := range d.survey.Found {
+		if f.VM == nil || !f.VM.HA {
+			continue
+		}
+		managed++
+		if host := d.wanted[i].Shape.Host; host != "" {
+			d.warn(GroupProxmox, "nodes[].host of "+d.wanted[i].Name, "remove it; a node affinity rule of Proxmox HA (before Proxmox VE 9: a group) keeps a VM on its hosts",
+				"is %s, and Proxmox HA may move %s to another host: the next recast roll would move it back", host, f.VM)
+		}
+	}
+	if managed == 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, askWorld)
+	defer cancel()
+	when, err := d.src.Proxmox.Rebalancing(ctx)
+	if err != nil {
+		d.fail(GroupProxmox, "rebalancing", err)
+	}
+	for _, setting := range when {
+		d.warn(GroupProxmox, "rebalancing", "switch it off while nodes are rolled (Datacenter, Options, Cluster Resource Scheduling)",
+			"Proxmox HA moves VMs to balance load (%s): the VMs of %s may change their host between a plan and the roll", setting, words.Counted(managed, "node"))
+	}
 }
 
 // Other versions were never tested with recast, which relies on features of 7.1

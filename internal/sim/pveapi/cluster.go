@@ -862,6 +862,12 @@ func options(c *call) (any, error) {
 	if registered := c.RegisteredTags(); len(registered) > 0 && c.may("/", "Sys.Audit") {
 		out["registered-tags"] = registered
 	}
+	if crs := c.CRS(); crs != (world.CRS{}) && c.may("/", "Sys.Audit") {
+		set := object{"ha-auto-rebalance": bit(crs.AutoRebalance), "ha-rebalance-on-start": bit(crs.OnStart)}
+		if out["crs"] = set; crs.Scheduler != "" {
+			set["ha"] = crs.Scheduler
+		}
+	}
 	if a := c.TagAccess(); a.Allow != "" && c.may("/", "Sys.Audit") {
 		out["user-tag-access"] = object{"user-allow": a.Allow, "user-allow-list": slices.AppendSeq([]string{}, slices.Values(a.List))}
 	}

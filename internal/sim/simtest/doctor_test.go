@@ -16,6 +16,7 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/pve"
 	"github.com/recast-sh/recast/internal/sim"
+	"github.com/recast-sh/recast/internal/sim/world"
 	"github.com/recast-sh/recast/internal/step"
 	"github.com/recast-sh/recast/pipeline"
 	"github.com/recast-sh/recast/pipeline/checkup"
@@ -62,6 +63,19 @@ func TestDoctor(t *testing.T) {
 		require(t, c.State == checkup.Warning && len(c.Remedy) == 1, "of the lock: %+v in %+v", c, res.Checks)
 		requireSays(t, strings.Join(c.Remedy, ""), fmt.Sprintf("qm unlock %d", vmid))
 		lab.World.SetLock(vmid, "")
+
+		// Proxmox HA moves the VM of a node to balance load.
+		lab.World.AddHA(world.HAResource{SID: fmt.Sprintf("vm:%d", vmid), State: "started"})
+		for _, crs := range []world.CRS{{AutoRebalance: true}, {AutoRebalance: true, Scheduler: "static"}, {OnStart: true, Scheduler: "dynamic"}} {
+			lab.World.Schedule(crs)
+			var says []string
+			for _, c := range diagnosis(t, lab.Client()).Checks {
+				if c.What == "rebalancing" && c.State == checkup.Warning {
+					says = append(says, c.Seen)
+				}
+			}
+			mustBe(t, len(says) == 1 || crs.Scheduler == "" && says == nil, "%+v: doctor says %q", crs, says)
+		}
 
 		// A token that sees the VMs but not their disks' storage must not get the result that a new system disk is impossible.
 		user := lab.Client()

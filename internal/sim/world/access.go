@@ -668,6 +668,19 @@ func (w *World) RegisteredTags() []string {
 	return look(w, func() []string { return slices.Sorted(maps.Keys(w.registered)) })
 }
 
+// CRS is datacenter.cfg's crs: how Proxmox HA chooses hosts (pve-cluster, DataCenterConfig.pm). The simulator's HA does not move VMs by it.
+type CRS struct {
+	Scheduler     string // "basic", "static" or "dynamic"; "" is "basic"
+	AutoRebalance bool
+	OnStart       bool // ha-rebalance-on-start
+}
+
+// Schedule sets crs.
+func (w *World) Schedule(c CRS) { w.set(func() { w.crs = c }) }
+
+// CRS returns crs.
+func (w *World) CRS() CRS { return look(w, func() CRS { return w.crs }) }
+
 // TagAccess is datacenter.cfg's user-tag-access: which tags a user without Sys.Modify on / may add to
 // a VM or take from it (pve-cluster, DataCenterConfig.pm).
 type TagAccess struct {

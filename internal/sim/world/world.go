@@ -71,6 +71,7 @@ type World struct {
 	privilegeCache map[holder]map[string]bool // cache of privileges; nil: empty
 	registered     map[string]bool            // tags that need Sys.Modify on / to set
 	tagAccess      TagAccess                  // which other tags need Sys.Modify on /
+	crs            CRS
 	pools          map[string]bool
 	down           map[string]bool // hosts without power
 	crashes        map[string]int  // number of power cuts by host
