@@ -155,14 +155,16 @@ func (c *Client) program(dir, image, name string) (program, error) {
 		"install one of them, or name a program that builds images in images.imager.command")
 }
 
-// container returns the command that runs the imager without privileges and without a network: no output needs
-// devices (see schematics.Lock.NoDisk), and all inputs are already in the directory. SELinux lets a container into a
-// directory only if the directory is relabelled (Z). Elsewhere Z has no effect.
+// container returns the command that runs the imager without capabilities and without a network: no output needs
+// devices (see schematics.Lock.NoDisk), and all inputs are already in the directory. The imager needs no capability:
+// it changes no owners and mounts nothing (siderolabs/talos pkg/archiver/untar.go, internal/pkg/extensions; "supports
+// running rootless" in the release notes of v1.13). SELinux lets a container into a directory only if the directory is
+// relabelled (Z). Elsewhere Z has no effect.
 func container(engine, dir, image, name string) program {
 	const mounted = "/out" // the imager's default output directory
 	return program{
 		args: []string{
-			engine, "run", "--rm", "--interactive", "--quiet", "--network", "none",
+			engine, "run", "--rm", "--interactive", "--quiet", "--network", "none", "--cap-drop", "ALL", "--security-opt", "no-new-privileges",
 			"--name", name, "--stop-timeout", "1", "--volume", dir + ":" + mounted + ":Z", image, "-",
 		},
 		seen: mounted,
@@ -183,6 +185,9 @@ func (c *Client) Build(ctx context.Context, dir string, job images.ImagerJob, no
 	if err := writeMarker(filepath.Join(dir, markerFile), job.SchematicID, job.Schematic); err != nil {
 		return "", fmt.Errorf("write the schematic's entry: %w", err)
 	}
+	if err := letAllRead(filepath.Join(dir, inputs)); err != nil {
+		return "", err
+	}
 	profile, err := profileOf(job, p.seen)
 	if err != nil {
 		return "", err
@@ -199,6 +204,20 @@ func (c *Client) Build(ctx context.Context, dir string, job images.ImagerJob, no
 			"it has to read a profile on its standard input and to write %s where %s stands", file, outArgument)
 	}
 	return file, nil
+}
+
+// letAllRead makes a directory readable whatever the umask is: root without capabilities reads only what it may.
+func letAllRead(dir string) error {
+	return filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		mode := fs.FileMode(0o644)
+		if d.IsDir() {
+			mode = 0o755
+		}
+		return os.Chmod(path, mode)
+	})
 }
 
 // checkOutput says what is wrong with the output.
@@ -406,7 +425,10 @@ func profileOf(job images.ImagerJob, seen string) ([]byte, error) {
 }
 
 // markerFile is the file with the schematic's entry in the job's directory.
-const markerFile = "in/schematic.tar"
+const markerFile = inputs + "/schematic.tar"
+
+// inputs is the directory of all inputs in the job's directory.
+const inputs = "in"
 
 // Author distinguishes the schematic's entry of an image that was built here from
 // that of an Image Factory, whose entries say "Image Factory (<url>)".

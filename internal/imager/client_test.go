@@ -260,12 +260,19 @@ func TestBuildInAContainer(t *testing.T) {
 			log := engine(t, c, name)
 			job := installerJob()
 			job.Image = c.Image() + "@sha256:ef"
+			layout := filepath.Join(dir, "in", "installer-base")
+			must.Do(t, os.Mkdir(layout, 0o700))
+			must.Do(t, os.WriteFile(filepath.Join(layout, "index.json"), nil, 0o600))
 			must.Get(c.Build(t.Context(), dir, job, nil))(t)
-			want := "run --rm --interactive --quiet --network none --name NAME --stop-timeout 1 --volume OUT:/out:Z ghcr.io/siderolabs/imager@sha256:ef -\n"
+			want := "run --rm --interactive --quiet --network none --cap-drop ALL --security-opt no-new-privileges --name NAME --stop-timeout 1 --volume OUT:/out:Z ghcr.io/siderolabs/imager@sha256:ef -\n"
 			got := strings.ReplaceAll(containerName.ReplaceAllString(read(t, log), "NAME"), dir, "OUT")
 			must.Equal(t, "command", want, got)
 			if profile := read(t, filepath.Join(dir, "profile.yaml")); !strings.Contains(profile, "tarballPath: /out/in/0.tar\n") {
 				t.Errorf("the profile doesn't name files as the container sees them:\n%s", profile)
+			}
+			// Without capabilities, root in the container reads only what everyone may read.
+			for path, mode := range map[string]os.FileMode{"in": 0o755, "in/installer-base": 0o755, "in/installer-base/index.json": 0o644, markerFile: 0o644} {
+				must.Equal(t, path, mode, must.Get(os.Stat(filepath.Join(dir, path)))(t).Mode().Perm())
 			}
 		})
 	}
