@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io/fs"
 	"maps"
+	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
@@ -26,6 +27,7 @@ import (
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/journal"
 	"github.com/recast-sh/recast/internal/step"
+	"github.com/recast-sh/recast/internal/trust"
 	"github.com/recast-sh/recast/schematics"
 )
 
@@ -75,6 +77,13 @@ func Lock(ctx context.Context, p Project, c Images, o LockOptions) (LockResult, 
 	lock, warnings, err := schematics.Resolve(ctx, req, schematics.Sources{Catalog: c.Catalog, Images: c.Registry, Factory: c.Factory})
 	if err != nil {
 		return LockResult{}, err
+	}
+	if u, err := url.Parse(p.Config.Images.Factory); err == nil && u.Scheme == "http" && !trust.Loopback(u.Host) {
+		warnings = append(warnings, schematics.Warning{
+			Kind: schematics.PlainHTTP, Subject: p.Config.Images.Factory,
+			Text: placed(p.Config, "images.factory") + ": " + p.Config.Images.Factory + " has no TLS: whoever is on the way can change what it answers, also the key that signs its installers",
+			Hint: "give the factory a certificate and write https://; images.caFile names your own CAs",
+		})
 	}
 	res := LockResult{Lock: lock, Newest: req.Update, Differs: old.Checksum != lock.Checksum, Changes: changes(p.Config.Nodes, old, lock), Warnings: warnings}
 	if o.Check || !res.Differs {

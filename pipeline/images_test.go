@@ -200,6 +200,22 @@ func TestLockDiffersInNoBuild(t *testing.T) {
 	must.FailAs(t, must.Err(p.Lock()), fault.Config, "schematic bgp has changed since it was locked")
 }
 
+// TestLockSaysPlainHTTP: each lock warns of a factory without TLS, except on this machine.
+func TestLockSaysPlainHTTP(t *testing.T) {
+	t.Parallel()
+	for url, want := range map[string]int{
+		"https://factory.lan": 0, "http://factory.lan:8080": 1, "http://10.0.0.5": 1, "http://localhost.evil.example": 1,
+		"http://localhost:8080": 0, "http://127.1.1.1": 0, "http://[::1]:80": 0, "http://[::1]": 0,
+	} {
+		p := lockProject(t)
+		p.Config.Images.Factory = url
+		for range 2 {
+			res := must.Get(Lock(t.Context(), p, (&published{agent: hex64("a"), frr: hex64("c")}).images(), LockOptions{}))(t)
+			must.Equal(t, url, want, len(res.Warnings))
+		}
+	}
+}
+
 // TestBuildLeavesANewerLockAlone: if the lock is updated while images are built, the
 // results for the earlier lock do not undo the update.
 func TestBuildLeavesANewerLockAlone(t *testing.T) {

@@ -225,6 +225,7 @@ const (
 	Renamed              WarningKind = "renamed"                 // an official extension has a new name
 	BrokenVersion        WarningKind = "broken-version"          // the factory marked the locked Talos version as broken, or its makers withdrew it
 	SecureBootKeyDiffers WarningKind = "secure-boot-key-differs" // the factory signs with another key than the locked one
+	PlainHTTP            WarningKind = "plain-http"              // the factory has no TLS
 )
 
 // Warning is a problem with a lock that does not prevent making the lock.

@@ -81,7 +81,7 @@ var table = []row{
 	{pkg: "deploy", files: tests, allow: []string{"api/v1alpha1", k8sAPI, apimachine, "sigs.k8s.io/yaml"}},
 
 	{pkg: "pipeline", allow: []string{
-		"schematics", "images/...", "cluster/...", "internal/config", "internal/step", "internal/bootimage", "internal/journal", "internal/fault", "internal/foreign",
+		"schematics", "images/...", "cluster/...", "internal/config", "internal/step", "internal/bootimage", "internal/journal", "internal/fault", "internal/foreign", "internal/trust",
 	}},
 	{pkg: "pipeline", allow: []string{"pipeline/past", "internal/story", "internal/savefile"}},
 	{pkg: "pipeline/past", allow: []string{"schematics", "images", "cluster", "cluster/claim", "cluster/kubeupgrade", "cluster/planning", "internal/journal", "internal/story", "internal/fault"}},
@@ -94,7 +94,7 @@ var table = []row{
 	{pkg: "pipeline/rebuild", allow: []string{"pipeline", "pipeline/configs", "cluster", "cluster/etcd", "cluster/config", "internal/config", "internal/step", "internal/fault"}},
 	{pkg: "pipeline/configs", allow: []string{"pipeline", "schematics", "cluster", "cluster/config", "cluster/observe", "internal/fault"}},
 	{pkg: "pipeline/setup", allow: []string{
-		"pipeline", "schematics", "images", "cluster/...", "internal/config", "internal/fault", "internal/journal",
+		"pipeline", "schematics", "images", "cluster/...", "internal/config", "internal/fault", "internal/journal", "internal/trust",
 	}},
 	{pkg: "pipeline/adopt", allow: []string{"pipeline/setup", "schematics", "cluster", "internal/config", "internal/terraform", "internal/fault", "internal/words"}},
 	{pkg: "pipeline/adopt", files: tests, allow: []string{"internal/terraform"}},

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/netip"
+	"net/url"
 	"os"
 	"slices"
 
@@ -53,19 +54,24 @@ type encrypted struct {
 }
 
 func (e encrypted) RoundTrip(req *http.Request) (*http.Response, error) {
-	host := req.URL.Hostname()
-	ip, err := netip.ParseAddr(host)
 	switch {
 	case slices.Contains(e.plain, req.URL.Host):
 		req = req.Clone(req.Context())
 		req.URL.Scheme = "http"
-	case req.URL.Scheme != "https" && host != "localhost" && (err != nil || !ip.IsLoopback()):
+	case req.URL.Scheme != "https" && !Loopback(req.URL.Host):
 		if req.Body != nil {
 			_ = req.Body.Close()
 		}
 		return nil, fmt.Errorf("nothing is sent to %s %w", req.URL.Host, ErrClear)
 	}
 	return e.inner.RoundTrip(req)
+}
+
+// Loopback reports whether a host, with or without a port, is this machine.
+func Loopback(hostport string) bool {
+	u := url.URL{Host: hostport}
+	ip, err := netip.ParseAddr(u.Hostname())
+	return u.Hostname() == "localhost" || err == nil && ip.IsLoopback()
 }
 
 // CloseIdleConnections closes those of the inner transport.

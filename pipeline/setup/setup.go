@@ -25,6 +25,7 @@ import (
 	"github.com/recast-sh/recast/images"
 	"github.com/recast-sh/recast/internal/config"
 	"github.com/recast-sh/recast/internal/fault"
+	"github.com/recast-sh/recast/internal/trust"
 	"github.com/recast-sh/recast/pipeline"
 	"github.com/recast-sh/recast/schematics"
 )
@@ -622,7 +623,7 @@ func (in *initial) cameFrom() {
 	d.Factory, d.Extensions = publicFactory, cmp.Or(in.Extensions, publicExtensions)
 	if most := mostCommon(hosts); most != "" {
 		d.Factory = "https://" + most
-		if loopback(most) { // as container tools do, see go-containerregistry's name.Registry
+		if trust.Loopback(most) { // as container tools do, see go-containerregistry's name.Registry
 			d.Factory = "http://" + most
 		}
 	}
@@ -638,15 +639,6 @@ func repository(ref string) string {
 		ref = ref[:i]
 	}
 	return ref
-}
-
-func loopback(hostport string) bool {
-	host, _, err := net.SplitHostPort(hostport)
-	if err != nil {
-		host = hostport
-	}
-	ip := net.ParseIP(host)
-	return host == "localhost" || ip != nil && ip.IsLoopback()
 }
 
 // mostCommon is the most frequent value, the first of several; "" for none.
