@@ -77,6 +77,7 @@ func planSeen(ctx context.Context, p Project, m Machines, src observe.Sources, l
 	}
 	plan.Warn = append(plan.Warn, o.UnknownStorages("images.iso.storage", p.Config.Images.ISO.Storage)...)
 	plan.Warn = append(plan.Warn, o.UnknownStorages("images.disk.storage", p.Config.Images.Disk.Storage)...)
+	plan.Warn = append(plan.Warn, cluster.Each(parking.NotOurs(o.VMs, p.Config.Cluster), parking.Unproven.String)...)
 	if p.Config.Proxmox.Publish.Verify == config.VerifyWarn {
 		plan.Warn = append(plan.Warn, "boot ISOs and disk images of the right name and size are taken unseen where Proxmox may not compare them: whoever may write to their storages chooses what boots (proxmox.publish.verify: warn)")
 	}

