@@ -503,10 +503,8 @@ type ImagerBuilder struct {
 	Imager   Imager
 	Archives Archives
 	Copier   Copier
-	// Base is the repository of the base installer, with a tag for every Talos
-	// version: "ghcr.io/siderolabs/installer-base".
-	Base    string
-	Scratch string // directory for temporary files
+	Base     string // repository of the base installer: "ghcr.io/siderolabs/installer-base"
+	Scratch  string // directory for temporary files
 }
 
 // builds reports whether the imager builds a schematic's images.
@@ -611,7 +609,7 @@ func (w *workspace) explainMismatch(err error, tag string, found bool) error {
 
 // builtUponBase checks the installer's own programs, which no other check covers.
 func (w *workspace) builtUponBase(ctx context.Context, lock schematics.Lock, ref string) error {
-	base, err := w.pinned(ctx, w.ByImager.Base, lock.Talos)
+	base, err := pinned(lock.Imager.Base, w.ByImager.Base)
 	if err != nil {
 		return fmt.Errorf("resolve the base installer: %w", err)
 	}
@@ -791,7 +789,7 @@ func (w *workspace) job(ctx context.Context, lock schematics.Lock, e schematics.
 		return job, err
 	}
 	if repository := w.ByImager.Imager.Image(); repository != "" {
-		if job.Image, err = w.pinned(ctx, repository, lock.Talos); err != nil {
+		if job.Image, err = pinned(lock.Imager.Image, repository); err != nil {
 			return job, fmt.Errorf("resolve the imager's image: %w", err)
 		}
 		w.say("building with %s", job.Image)
@@ -843,23 +841,19 @@ func (w *workspace) remove() error {
 	return nil
 }
 
-// pinned returns a repository with the current digest of its tag for a Talos version.
-func (w *workspace) pinned(ctx context.Context, repository, talos string) (string, error) {
-	digest, found, err := w.Registry.Digest(ctx, repository+":"+talos)
-	if err != nil {
-		return "", err
+// pinned returns a repository with its digest in the lock. The tag for the Talos version may have moved since.
+func pinned(locked, repository string) (string, error) {
+	if !strings.HasPrefix(locked, repository+"@") {
+		return "", fault.WithHint(fault.LockStale.Configf("recast.lock has no digest of %s, which the imager needs to build", repository),
+			"run `recast lock`: it adds the digest, and makes no node stale")
 	}
-	if !found {
-		return "", fault.WithHint(fault.BuildFailed.Configf("there is no %s:%s", repository, talos),
-			"Talos publishes one with each version: see images.imager.image, images.extensions and talos.version")
-	}
-	return repository + "@" + digest, nil
+	return locked, nil
 }
 
 func (w *workspace) baseInstaller(ctx context.Context, lock schematics.Lock) (ImagerInput, error) {
 	in := ImagerInput{File: "in/installer-base"}
 	var err error
-	if in.Ref, err = w.pinned(ctx, w.ByImager.Base, lock.Talos); err != nil {
+	if in.Ref, err = pinned(lock.Imager.Base, w.ByImager.Base); err != nil {
 		return in, fmt.Errorf("resolve the base installer: %w", err)
 	}
 	w.say("fetching %s", in.Ref)

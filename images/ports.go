@@ -202,8 +202,7 @@ func usersOf(uses []Use, name string) []string {
 
 // Imager runs Talos' imager, which builds images that no Image Factory has.
 type Imager interface {
-	// Image returns the repository of the container image that is run, with a tag for every Talos version; "" if a
-	// user's program is run instead.
+	// Image returns the repository of the container image that is run; "" if a user's program is run instead.
 	Image() string
 	// Ready says what would be run, or why nothing can be run.
 	Ready(ctx context.Context) (what string, err error)

@@ -135,7 +135,7 @@ func changes(nodes []config.Node, before, after schematics.Lock) []LockChange {
 func request(c *config.Config) (schematics.Request, error) {
 	req := schematics.Request{
 		Talos: c.Talos.Version, TalosPlace: placed(c, "talos.version"), Arch: c.Images.Arch, Platform: c.Images.Platform, SecureBoot: c.Images.SecureBoot,
-		Files: map[string]schematics.File{},
+		Files: map[string]schematics.File{}, Imager: imagerOf(c),
 	}
 	var problems []error
 	for name, s := range c.Schematics {
@@ -152,6 +152,15 @@ func request(c *config.Config) (schematics.Request, error) {
 		return schematics.Request{}, fmt.Errorf("%s: %w", c.Place("schematics"), err)
 	}
 	return req, nil
+}
+
+// imagerOf returns the repositories of what the imager's builds are made with.
+func imagerOf(c *config.Config) schematics.Imager {
+	i := schematics.Imager{Image: c.Images.Imager.Image, Base: c.Images.Extensions + "/installer-base"}
+	if len(c.Images.Imager.Command) > 0 {
+		i.Image = ""
+	}
+	return i
 }
 
 // explicit returns the extensions that the configuration adds to a schematic's file.
@@ -306,7 +315,7 @@ func (w workshop) mirror(ctx context.Context) error {
 func (w workshop) imager() images.ImagerBuilder {
 	return images.ImagerBuilder{
 		Builds: w.ByImager, Imager: w.images.Imager, Archives: w.images.Registry, Copier: w.images.Registry,
-		Base: w.Config.Images.Extensions + "/installer-base", Scratch: filepath.Join(w.cacheDir(), "imager"),
+		Base: imagerOf(w.Config).Base, Scratch: filepath.Join(w.cacheDir(), "imager"),
 	}
 }
 

@@ -35,12 +35,21 @@ type Lock struct {
 	// SecureBootKey is the SHA-256, in hex, of the DER certificate with which the
 	// factory signs images for Secure Boot; "" without it.
 	SecureBootKey string `yaml:"secureBootKey,omitempty" json:"secureBootKey,omitempty"`
+	// Imager is what the imager's builds are made with; zero if it builds none. No build ID depends on it: a lock from
+	// before it was recorded names the same builds.
+	Imager Imager `yaml:"imager,omitempty" json:"imager,omitzero"`
 	// Signers are the keys, as in Locked, that signed the installers of the previous
 	// lock: a rebuilt installer must not silently have another signer.
 	Signers    []string          `yaml:"signers,omitempty" json:"signers,omitempty"`
 	Schematics map[string]Locked `yaml:"schematics" json:"schematics"` // by their names in the config
 	// Checksum covers everything above it, to detect a file that was truncated or edited by hand. WriteLock sets it.
 	Checksum string `yaml:"checksum" json:"checksum"`
+}
+
+// Imager names what Talos comes from where its imager builds, each as repository@digest.
+type Imager struct {
+	Image string `yaml:"image,omitempty" json:"image,omitempty"` // of the imager; "" for a program of the user
+	Base  string `yaml:"base,omitempty" json:"base,omitempty"`   // installer
 }
 
 // Locked is one schematic of a lock: exactly one image.
@@ -176,7 +185,8 @@ func (l Lock) Pinned() string {
 		Talos, Arch, Platform string
 		SecureBoot            bool
 		Schematics            map[string]image
-	}{l.Talos, l.Arch, l.Platform, l.SecureBoot, map[string]image{}}
+		Imager                Imager `json:",omitzero"`
+	}{l.Talos, l.Arch, l.Platform, l.SecureBoot, map[string]image{}, l.Imager}
 	for name, e := range l.Schematics {
 		content.Schematics[name] = image{e.BuildID, e.SchematicID, e.LockHash}
 	}
@@ -560,6 +570,11 @@ func (l Lock) check(at place) error {
 	}
 	if slices.ContainsFunc(l.Signers, func(s string) bool { return !isHex(s) }) {
 		bad([]any{"signers"}, "signers: each must be a SHA-256 in hex")
+	}
+	for key, ref := range map[string]string{"image": l.Imager.Image, "base": l.Imager.Base} {
+		if _, digest, _ := strings.Cut(ref, "@"); ref != "" && !IsDigest(digest) {
+			bad([]any{"imager", key}, "imager.%s: %q does not end in a digest", key, ref)
+		}
 	}
 	if len(l.Schematics) == 0 {
 		bad([]any{"schematics"}, "schematics: none")

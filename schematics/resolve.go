@@ -38,7 +38,7 @@ type OfficialExtension struct {
 // Sources are what a lock is resolved against.
 type Sources struct {
 	Catalog Catalog
-	Images  ExtensionImages // nil only if no schematic has an extension
+	Images  ExtensionImages // nil only if no schematic has an extension, and the imager builds none
 	Factory Factory         // nil only if no factory builds
 }
 
@@ -50,6 +50,7 @@ type Request struct {
 	Platform   string
 	SecureBoot bool
 	Files      map[string]File // by the schematics' names in the config
+	Imager     Imager          // repositories, with a tag for every Talos version
 	// Old is the current lock; nil if there is none. Resolve keeps the results of an unchanged build. It also keeps
 	// digests: of official extensions while the Talos version is the same, of other extensions while their reference
 	// is the same. With Update, it takes the current digests of registry and factory instead.
@@ -87,6 +88,9 @@ func Resolve(ctx context.Context, req Request, from Sources) (Lock, []Warning, e
 	}
 	r := newResolver(req, from, official)
 	if err := r.askFactory(ctx, parsed); err != nil {
+		return Lock{}, nil, err
+	}
+	if err := r.pinImager(ctx); err != nil {
 		return Lock{}, nil, err
 	}
 	var problems []error
@@ -141,6 +145,50 @@ func newResolver(req Request, from Sources, official []OfficialExtension) *resol
 		}
 	}
 	return r
+}
+
+// pinImager pins what the imager's builds are made with. While the Talos version is the same, only Update follows a tag.
+func (r *resolver) pinImager(ctx context.Context) error {
+	if !slices.ContainsFunc(slices.Collect(maps.Values(r.req.Files)), func(f File) bool { return f.Imager }) {
+		return nil
+	}
+	var old Imager
+	if o := r.req.Old; o != nil && o.Talos == r.req.Talos {
+		old = o.Imager
+	}
+	var errImage, errBase error
+	r.lock.Imager.Image, errImage = r.pinTag(ctx, r.req.Imager.Image, old.Image)
+	r.lock.Imager.Base, errBase = r.pinTag(ctx, r.req.Imager.Base, old.Base)
+	return errors.Join(errImage, errBase)
+}
+
+// pinTag returns a repository with a digest: the locked one, or the one that the tag for the Talos version names now.
+func (r *resolver) pinTag(ctx context.Context, repository, locked string) (string, error) {
+	if repository == "" {
+		return "", nil
+	}
+	tagged := repository + ":" + r.req.Talos
+	r.req.note("the tag %s", tagged)
+	now, found, err := r.from.Images.Digest(ctx, tagged)
+	if err != nil {
+		return "", fmt.Errorf("look up %s: %w", tagged, err)
+	}
+	digest, isLocked := strings.CutPrefix(locked, repository+"@")
+	if isLocked && now != digest {
+		r.warnings.add(Warning{
+			Kind: TagMoved, Subject: tagged, Locked: digest, Found: now,
+			Text: fmt.Sprintf("%s names %s now, locked is %s", tagged, words.OrNone(now), digest),
+			Hint: "Talos publishes each version once: find out who has changed the tag. `recast lock --update` follows the tag, for images that are not built yet",
+		})
+	}
+	switch {
+	case isLocked && !r.req.Update:
+		return locked, nil
+	case !found:
+		return "", fault.WithHint(fault.BuildFailed.Configf("there is no %s", tagged),
+			"Talos publishes one with each version: see images.imager.image, images.extensions and talos.version")
+	}
+	return repository + "@" + now, nil
 }
 
 // resolveOne resolves one schematic. problems are the errors in the files.

@@ -263,6 +263,59 @@ func TestResolveAgainstOld(t *testing.T) {
 	}
 }
 
+// TestResolvePinsTheImager: what Talos comes from is pinned where the imager builds, and another digest changes no build.
+func TestResolvePinsTheImager(t *testing.T) {
+	t.Parallel()
+	const image, base = "ghcr.io/siderolabs/imager", "ghcr.io/siderolabs/installer-base"
+	world := newShelf(nil)
+	for _, talos := range []string{"v1.13.9", "v1.13.10"} {
+		world.tags[image+":"+talos], world.tags[base+":"+talos] = digestOf("imager "+talos), digestOf("base "+talos)
+	}
+	req := request(map[string]string{"a": "customization: {}\n"})
+	req.Imager = Imager{Image: image, Base: base}
+	lock := func(change func(*Request)) (Lock, []Warning) {
+		t.Helper()
+		req := req
+		change(&req)
+		l, warnings, err := Resolve(t.Context(), req, Sources{Catalog: list{}, Images: world})
+		must.Do(t, err)
+		return l, warnings
+	}
+	before, _ := lock(func(*Request) {})
+	must.Equal(t, "built by a factory", Imager{}, before.Imager)
+
+	byImager := map[string]File{"a": {Path: "a.yaml", Data: req.Files["a"].Data, Imager: true}}
+	req.Files, req.Old = byImager, &before
+	old, _ := lock(func(*Request) {})
+	must.Equal(t, "a lock from before", Imager{image + "@" + digestOf("imager v1.13.9"), base + "@" + digestOf("base v1.13.9")}, old.Imager)
+	must.Equal(t, "its builds", before.Schematics, old.Schematics)
+	must.Hold(t, before.Pinned() != old.Pinned(), "a plan with the one is a plan with the other")
+	must.Get(ParseLock("recast.lock", must.Get(formatLock(old))(t)))(t)
+	broken := old.Clone()
+	broken.Imager.Base = base + ":v1.13.9"
+	must.Contain(t, "a tag", fmt.Sprint(must.Err(ParseLock("recast.lock", must.Get(formatLock(broken))(t)))), "imager.base")
+
+	req.Old = &old
+	world.tags[base+":v1.13.9"] = digestOf("evil")
+	moved, warnings := lock(func(*Request) {})
+	must.Equal(t, "the tag was moved", old, moved)
+	must.Hold(t, len(warnings) == 1 && warnings[0].Kind == TagMoved && warnings[0].Subject == base+":v1.13.9" &&
+		warnings[0].Locked == digestOf("base v1.13.9") && warnings[0].Found == digestOf("evil"), "warnings %+v", warnings)
+	updated, warnings := lock(func(r *Request) { r.Update = true })
+	must.Equal(t, "--update", base+"@"+digestOf("evil"), updated.Imager.Base)
+	must.Equal(t, "--update says that the tag was moved", 1, len(warnings))
+	delete(world.tags, base+":v1.13.9")
+	gone, warnings := lock(func(*Request) {})
+	must.Hold(t, gone.Imager == old.Imager && len(warnings) == 1, "the tag is gone: %+v, %+v", gone.Imager, warnings)
+	next, warnings := lock(func(r *Request) { r.Talos = "v1.13.10" })
+	must.Hold(t, next.Imager.Base == base+"@"+digestOf("base v1.13.10") && len(warnings) == 0, "another version: %+v, %+v", next.Imager, warnings)
+	program, _ := lock(func(r *Request) { r.Imager.Image = "" })
+	must.Equal(t, "a program of the user", Imager{Base: old.Imager.Base}, program.Imager)
+	req.Old = nil
+	_, _, err := Resolve(t.Context(), req, Sources{Catalog: list{}, Images: world})
+	must.FailAs(t, err, fault.Config, "there is no "+base+":v1.13.9")
+}
+
 // TestResolveKeepsSigners: verified signers outlive the builds, or a factory with
 // another key would be trusted after each update.
 func TestResolveKeepsSigners(t *testing.T) {

@@ -496,7 +496,8 @@ extensions and write recast.lock: every extension with its digest, the
 schematic ID and the build ID of each image. Commit that file.
 
 Extensions that recast.yaml names by reference are looked up in their own
-registries. A reference without a digest is pinned to the digest of its tag.
+registries. A reference without a digest is pinned to the digest of its tag. So are
+the imager and the base installer, if the imager builds.
 
 Locked digests stay as they are until --update asks for newer ones. The output shows
 each digest that changed, from old to new, and which nodes that makes stale.

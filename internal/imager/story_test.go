@@ -175,17 +175,39 @@ func TestForeignTagIsRefused(t *testing.T) {
 func TestForeignInstallerIsRefused(t *testing.T) {
 	t.Parallel()
 	s := newStory(t)
-	lock := s.lock.Clone()
 	must.Do(t, s.build(t.Context(), t))
 	s.runs(t)
-	s.lock, s.base = lock, s.host+"/acme/base"
+	s.base = s.host + "/acme/base"
 	s.put(t, "acme/base", "v1.13.9", nil, baseImages)
+	s.resolve(t)
 	err := s.build(t.Context(), t)
 	if fault.KindOf(err) != fault.Refused || !strings.Contains(err.Error(), "is not based on "+s.base) || s.entry().Installer != "" {
 		t.Errorf("err = %v", err)
 	}
 	got := s.runs(t)
 	must.Hold(t, len(got) == 0, "runs %q", got)
+}
+
+// TestTagsMovedAfterTheLock: who moves the tags of the imager and of the base installer after `recast lock` gets into no build.
+func TestTagsMovedAfterTheLock(t *testing.T) {
+	t.Parallel()
+	s := newStory(t)
+	imager := s.host + "/siderolabs/imager"
+	locked := map[string]string{}
+	for _, repository := range []string{imager, s.base} {
+		locked[repository], _, _ = s.registry.Digest(t.Context(), repository+":v1.13.9")
+	}
+	s.put(t, "siderolabs/imager", "v1.13.9", random.Index, nil)
+	s.put(t, "siderolabs/installer-base", "v1.13.9", nil, baseImages)
+
+	s.client = client(t, Options{Image: imager})
+	log := engine(t, s.client, "docker")
+	must.Hold(t, s.build(t.Context(), t) != nil, "the stand-in for docker builds no image")
+	must.Contain(t, "run", read(t, log), imager+"@"+locked[imager])
+
+	s.client = nil
+	must.Do(t, s.build(t.Context(), t))
+	must.Do(t, s.registry.BuiltUpon(t.Context(), s.entry().Installer, s.base+"@"+locked[s.base], "amd64"))
 }
 
 // A definite loss is reported: another build would make every node stale.
@@ -245,7 +267,8 @@ func TestWhatTheImagerCannotBuild(t *testing.T) {
 			e.Schematic = "customization:\n    embeddedMachineConfiguration: secret\n"
 			s.lock.Schematics["bgp"] = e
 		}, "would print with its secrets", fault.Refused},
-		"without a base": {func(s *story) { s.base = s.host + "/siderolabs/nothing" }, "there is no ", fault.Config},
+		"another base than locked":  {func(s *story) { s.base = s.host + "/siderolabs/nothing" }, "recast.lock has no digest of ", fault.Config},
+		"a lock of an older recast": {func(s *story) { s.lock.Imager = schematics.Imager{} }, "recast.lock has no digest of ", fault.Config},
 	}, func(t *testing.T, c row) {
 		s := newStory(t)
 		c.change(s)
@@ -263,6 +286,7 @@ type story struct {
 	mirror   string // repository
 	base     string // the repository of the base installer
 	registry *registry.Client
+	client   *Client         // nil: a program
 	lock     schematics.Lock // as saved last
 	dir      string
 	program  bool   // the imager is a process
@@ -386,7 +410,7 @@ func (s *story) resolve(t *testing.T) {
 	digest, _, err := s.registry.Digest(t.Context(), s.host+"/siderolabs/agent:1.0")
 	must.Do(t, err)
 	s.lock, _, err = schematics.Resolve(t.Context(), schematics.Request{
-		Talos: "v1.13.9", Arch: "amd64", Platform: "nocloud",
+		Talos: "v1.13.9", Arch: "amd64", Platform: "nocloud", Imager: schematics.Imager{Image: s.host + "/siderolabs/imager", Base: s.base},
 		Files: map[string]schematics.File{"bgp": {
 			Path: "bgp.yaml", Imager: true,
 			Data:       []byte("customization: {extraKernelArgs: [net.ifnames=0], meta: [{key: 12, value: rack 7}], systemExtensions: {officialExtensions: [siderolabs/agent]}}\n"),
@@ -418,6 +442,10 @@ func (s *story) build(ctx context.Context, t *testing.T) error {
 	if !s.program {
 		o.Run = func(_ context.Context, args []string, profile []byte) error { return build(s.way, profile, args[3]) }
 	}
+	imager := s.client
+	if imager == nil {
+		imager = client(t, o)
+	}
 	verifier := verify.New(s.registry, filepath.Join(s.dir, "verify"))
 	b := images.Builder{
 		Factory: nowhere{}, Registry: s.registry, Puller: s.registry, Verifier: verifier,
@@ -432,7 +460,7 @@ func (s *story) build(ctx context.Context, t *testing.T) error {
 		}),
 		ByImager: images.ImagerBuilder{
 			Builds: func(schematic string) bool { return schematic == "bgp" },
-			Imager: client(t, o), Archives: s.registry, Copier: s.registry,
+			Imager: imager, Archives: s.registry, Copier: s.registry,
 			Base: s.base, Scratch: filepath.Join(s.dir, "imager"),
 		},
 		Mirror: s.mirror,

@@ -522,7 +522,7 @@ type Catalog struct {
 }
 
 // Publish pushes the extensions as siderolabs/<name>:<version> and their list as
-// siderolabs/extensions:<Talos version>, in the given order.
+// siderolabs/extensions:<Talos version>, in the given order. Imager and base installer have tags, too, but no content.
 func (c Catalog) Publish(ctx context.Context, talosVersion string, extensions []artefact.Extension) error {
 	reg, err := newRegistryClient(c.Registry, c.Transport)
 	if err != nil {
@@ -535,6 +535,11 @@ func (c Catalog) Publish(ctx context.Context, talosVersion string, extensions []
 			return fmt.Errorf("publish %s: %w", e.Name, err)
 		}
 		list = append(list, l)
+	}
+	for _, repo := range []string{"siderolabs/imager", "siderolabs/installer-base"} {
+		if err := reg.push(ctx, repo, talosVersion, empty.Index); err != nil {
+			return fmt.Errorf("publish %s: %w", repo, err)
+		}
 	}
 	return pushList(ctx, reg, talosVersion, list)
 }

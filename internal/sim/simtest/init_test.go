@@ -445,7 +445,7 @@ func frr(t *testing.T, version, content string) v1.ImageIndex {
 func TestLockOfOwnExtension(t *testing.T) {
 	inLongLab(t, oneWorker(), func(t *testing.T, lab *Lab) {
 		one := push(t, lab, ownRepository+":1.7", frr(t, "1.7.15", "one"))
-		lab.Replace("recast.yaml", "images:\n", "images:\n  mirror: 127.0.0.1:5000/acme/talos\n")
+		lab.Replace("recast.yaml", "images:\n", "images:\n  mirror: 127.0.0.1:5000/acme/talos\n  imager: {command: [imager, \"{out}\"]}\n")
 		lab.Replace("recast.yaml", "storage: schematics/storage.yaml", "storage: {file: schematics/storage.yaml, extensions: ["+ownRepository+":1.7]}")
 		lock := func(o pipeline.LockOptions) (schematics.Extension, pipeline.LockResult) {
 			res := valueOf(lab.Client().Lock(t.Context(), o))(t)
@@ -554,7 +554,7 @@ func installerBase(t *testing.T) v1.ImageIndex {
 func imagerBuilds(t *testing.T, lab *Lab, talos string) (client *Client, runs *[]string) {
 	push(t, lab, ownRepository+":1.7.15", frr(t, "1.7.15", "frr"))
 	push(t, lab, "127.0.0.1:5000/siderolabs/installer-base:"+talos, installerBase(t))
-	lab.Replace("recast.yaml", "images:\n", "images:\n  mirror: 127.0.0.1:5000/acme/talos\n")
+	lab.Replace("recast.yaml", "images:\n", "images:\n  mirror: 127.0.0.1:5000/acme/talos\n  imager: {command: [imager, \"{out}\"]}\n")
 	lab.Replace("recast.yaml", "storage: schematics/storage.yaml", `storage: {file: schematics/storage.yaml, extensions: ["`+ownRepository+`:1.7.15"]}`)
 	client, runs = lab.Client(), new([]string)
 	// A process can't run in a bubble: the lab's imager is called directly.
