@@ -3,7 +3,6 @@
 package cluster
 
 import (
-	"cmp"
 	"crypto/rand"
 	"encoding/base64"
 	"encoding/hex"
@@ -373,12 +372,14 @@ type Upload struct {
 	Changed       time.Time
 }
 
-// Upload returns the upload of the file that is called name in the lock to a storage, as a host sees it. Without one,
-// the file has that name, and its time is unknown.
-func (b Build) Upload(name, storage, host string) Upload {
-	u, _ := Find(b.Uploads, func(u Upload) bool { return u.Of == name && u.Storage == storage && (u.Host == "" || u.Host == host) })
-	u.Name = cmp.Or(u.Name, name)
-	return u
+// Upload returns the upload of the file that is called name in the lock to a storage, as a host sees it. If there are
+// no uploads at all, the file has that name, and its time is unknown.
+func (b Build) Upload(name, storage, host string) (u Upload, found bool) {
+	u, found = Find(b.Uploads, func(u Upload) bool { return u.Of == name && u.Storage == storage && (u.Host == "" || u.Host == host) })
+	if !found && !slices.ContainsFunc(b.Uploads, func(u Upload) bool { return u.Of == name }) {
+		return Upload{Name: name}, true
+	}
+	return u, found
 }
 
 // LockedExtension is an extension with the digest that the lock pins.

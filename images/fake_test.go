@@ -354,7 +354,8 @@ type store struct {
 	held     bool  // nothing may be changed now
 	clock    time.Time
 
-	mayNot    string                              // why the token may not make hosts download
+	mayNot    string // why the token may not make hosts download, except mayOn
+	mayOn     string
 	urls      map[string][]byte                   // what hosts download from where; others are unreachable
 	breakDown func(d Download, data []byte) error // before a download is stored; may be nil
 	offline   []string
@@ -429,7 +430,12 @@ func (s *store) put(at, name string, data []byte) {
 
 func (s *store) Uses(context.Context) ([]Use, error) { return s.uses, s.blind }
 
-func (s *store) MayDownload(context.Context, string, string) (string, error) { return s.mayNot, s.fail }
+func (s *store) MayDownload(_ context.Context, host, _ string) (string, error) {
+	if host == s.mayOn {
+		return "", s.fail
+	}
+	return s.mayNot, s.fail
+}
 
 var errNoRoute = errors.New("500 can't connect")
 
@@ -467,7 +473,7 @@ func (s *store) Download(_ context.Context, d Download) error {
 	if hash(data) != d.SHA256 {
 		return ErrOtherContent
 	}
-	at.isos[d.Name] = data
+	s.put(d.Host+"/"+d.Storage, d.Name, data)
 	return nil
 }
 

@@ -359,7 +359,6 @@ type target struct {
 	info    StorageInfo
 	name    string // of the file there
 	wrong   bool   // a file with the same name and another size is there
-	own     bool   // only a recorded upload counts there
 }
 
 // onHost is the host whose storage it is; "" if the storage is shared.

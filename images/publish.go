@@ -86,6 +86,7 @@ type job struct {
 	schematic string
 	file      schematics.BootFile
 	url       string
+	own       bool // only recorded uploads count, since a file somewhere can't be compared: a host of a VM may change
 	present   []target
 	missing   []target // without the file, or with a file of another size under its name
 }
@@ -102,6 +103,12 @@ func (p Publisher) job(ctx context.Context, name string) (job, error) {
 		return j, err
 	}
 	var errs []error
+	j.own = slices.ContainsFunc(e.Uploads, func(u schematics.Upload) bool { return u.Of() == j.file.Name })
+	for _, t := range all {
+		why, err := j.mayCompare(ctx, t)
+		j.own = j.own || why != "" && j.Verify != VerifyWarn
+		errs = append(errs, err)
+	}
 	for _, t := range all {
 		present, err := j.look(ctx, &t)
 		switch {
@@ -130,25 +137,16 @@ func (j job) look(ctx context.Context, t *target) (present bool, err error) {
 	_, e := j.Ledger.entry(j.schematic)
 	record, recorded := e.UploadOf(j.file.Name, t.storage, t.onHost())
 	t.name = cmp.Or(record.Name, j.file.Name)
-	why, err := j.mayCompare(ctx, *t)
-	if err != nil {
-		return false, err
-	}
-	if why != "" && j.Verify == VerifyRequire {
-		return false, fault.WithHint(fault.StorageUnusable.Refusedf("%s can't be compared with the lock on %s: %s, and proxmox.publish.verify is require", j.file.Name, t, why),
-			"grant it: pveum role add RecastCompare --privs Sys.AccessNetwork, then pveum acl modify /nodes/%s --users USER --tokens TOKEN --roles RecastCompare. "+
-				"Or set proxmox.publish.verify to own: recast then boots only what it has uploaded itself", t.host)
-	}
 	stored, found, err := j.stored(ctx, *t, t.name)
 	present = found && stored.SizeBytes == j.file.SizeBytes
-	if t.own = why != "" && j.Verify != VerifyWarn; t.own {
+	if j.own {
 		return present && recorded && stored.Changed.Equal(record.Changed), err
 	}
 	t.wrong = found && !present
 	return present, err
 }
 
-// mayCompare says why Proxmox can't compare the checksum of an existing file at a target; "" if it can.
+// mayCompare says why Proxmox can't compare the checksum of an existing file at a target, or refuses; "" if it can.
 func (j job) mayCompare(ctx context.Context, t target) (why string, err error) {
 	if j.Delivery == ByUpload && j.Verify != VerifyRequire {
 		return "images.iso.delivery is upload", nil
@@ -156,6 +154,11 @@ func (j job) mayCompare(ctx context.Context, t target) (why string, err error) {
 	why, err = j.Store.MayDownload(ctx, t.host, t.storage)
 	if err != nil {
 		return "", fmt.Errorf("see whether %s can be checked on %s: %w", j.file.Name, t, err)
+	}
+	if why != "" && j.Verify == VerifyRequire {
+		return "", fault.WithHint(fault.StorageUnusable.Refusedf("%s can't be compared with the lock on %s: %s, and proxmox.publish.verify is require", j.file.Name, t, why),
+			"grant it: pveum role add RecastCompare --privs Sys.AccessNetwork, then pveum acl modify /nodes/%s --users USER --tokens TOKEN --roles RecastCompare. "+
+				"Or set proxmox.publish.verify to own: recast then boots only what it has uploaded itself", t.host)
 	}
 	return why, nil
 }
@@ -360,11 +363,19 @@ func (j job) deliver(t target, w way) step.Step {
 			}
 			return "it is on " + t.String(), nil
 		},
-		Do: func(ctx context.Context) error { return j.upload(ctx, t, "upload-"+t.id()) },
 	}
+	send := j.upload
 	if w.download {
 		s.ID, s.Kind, s.Title = "download-"+t.id(), "download", fmt.Sprintf("download %s to %s", j.file.Name, t)
-		s.Do = func(ctx context.Context) error { return j.download(ctx, t, "download-"+t.id()) }
+		send = j.download
+	}
+	id := s.ID
+	s.Do = func(ctx context.Context) error {
+		t := t
+		if j.own {
+			t.name = j.file.NameUpload() // recorded afterwards: a name that is known before can be taken
+		}
+		return send(ctx, t, id)
 	}
 	if t.wrong {
 		s.Title += ", over a file of another size if nothing uses that"
@@ -382,12 +393,8 @@ func (j job) note(id, text string) {
 }
 
 // upload sends the file from the cache. Proxmox replaces a file of the same name, so upload first checks whether
-// anything uses a file that has appeared meanwhile. Where nothing compares the file later, it gets a new name, which is
-// recorded afterwards: a name that is known before can be taken.
+// anything uses a file that has appeared meanwhile.
 func (j job) upload(ctx context.Context, t target, id string) error {
-	if t.own {
-		t.name = j.file.NameUpload()
-	}
 	_, found, err := j.stored(ctx, t, t.name)
 	if err == nil && found {
 		err = j.mayReplace(ctx, t)
@@ -403,15 +410,15 @@ func (j job) upload(ctx context.Context, t target, id string) error {
 	if err != nil {
 		return fmt.Errorf("upload to %s: %w", t, err)
 	}
-	j.verified[j.key(t)] = true
-	if t.own {
-		return j.record(ctx, t)
-	}
-	return nil
+	return j.record(ctx, t)
 }
 
-// record records the upload to a target in place of an earlier one.
+// record notes that a target has the lock's bytes now, and records the upload in place of an earlier one.
 func (j job) record(ctx context.Context, t target) error {
+	j.verified[j.key(t)] = true
+	if !j.own {
+		return nil
+	}
 	file, found, err := j.stored(ctx, t, t.name)
 	switch {
 	case err != nil:
@@ -435,7 +442,7 @@ func (j job) download(ctx context.Context, t target, id string) error {
 	err := j.fetch(ctx, t)
 	switch {
 	case err == nil:
-		return nil
+		return j.record(ctx, t)
 	case ctx.Err() != nil || errors.Is(err, ErrNotSent):
 		return err
 	case j.Delivery == DownloadURL:

@@ -100,6 +100,15 @@ func TestPublishOwn(t *testing.T) {
 	b.saved.Schematics["default"] = e
 	must.Equal(t, "uploads without the record", 3, len(own(t)))
 
+	b.store.mayOn = "pve1"
+	delete(b.store.storages["pve1/local"].isos, b.saved.Schematics["default"].Uploads[1].Name)
+	b.store.urls[b.link()] = b.factory.bytes(BootISO, RequestOf(b.saved, e))
+	b.again(b.saved)
+	must.Do(t, b.run(t, b.pub.Step()))
+	must.Hold(t, len(b.store.changes) == 2 && strings.HasPrefix(b.store.changes[0], "compare pve1/cephfs ") && strings.HasPrefix(b.store.changes[1], "download pve1/local ") &&
+		!strings.HasSuffix(b.store.changes[1], b.iso().Name), "one host may compare: %q", b.store.changes)
+	b.store.mayOn = ""
+
 	b.store.mayNot = ""
 	b.again(b.saved)
 	b.pub.Verify = VerifyRequire

@@ -226,7 +226,8 @@ func (f *Found) silent(w cluster.Wanted) string {
 		return look
 	}
 	cd := cluster.CDKey(f.VM.Config, disks)
-	boot := fmt.Sprintf("qm set %d --%s %s:iso/%s,media=cdrom", f.VM.ID, cd, w.ISOStorages[0], w.Build.Upload(w.Build.ISOName, w.ISOStorages[0], f.VM.Host).Name)
+	iso, _ := w.Build.Upload(w.Build.ISOName, w.ISOStorages[0], f.VM.Host)
+	boot := fmt.Sprintf("qm set %d --%s %s:iso/%s,media=cdrom", f.VM.ID, cd, w.ISOStorages[0], cmp.Or(iso.Name, w.Build.ISOName))
 	if order := cluster.BootDevices(f.VM.Config["boot"]); order != nil && !slices.Contains(order, cd) {
 		boot += fmt.Sprintf(" --boot 'order=%s'", strings.Join(append(order, cd), ";"))
 	}

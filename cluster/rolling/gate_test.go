@@ -516,6 +516,8 @@ func TestImages(t *testing.T) {
 	own.Wanted.ISOStorages = []string{"b"}
 	own.Wanted.Build.Uploads = []cluster.Upload{{Of: "new.iso", Name: "new-2e.iso", Storage: "b", Host: "pve2"}, {Of: "new.iso", Name: "new-1f.iso", Storage: "b", Host: "pve1", Changed: time.Unix(7, 0).UTC()}}
 	must.Equal(t, "an upload", "b:iso/new-1f.iso", must.Get(own.ISO(t.Context()))(t))
+	own.Wanted.ISOStorages = []string{"a", "b"}
+	must.Equal(t, "an upload beside a file that nobody has uploaded", "b:iso/new-1f.iso", must.Get(own.ISO(t.Context()))(t))
 	own.Wanted.Build.Uploads[1].Changed = time.Unix(6, 0)
 	_, err := own.ISO(t.Context())
 	must.FailAs(t, err, fault.Refused)

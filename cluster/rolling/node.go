@@ -575,7 +575,10 @@ func (i Published) Disk(ctx context.Context) (volid string, err error) {
 
 func (i Published) find(ctx context.Context, what, content, name string, storages []string) (string, error) {
 	for _, storage := range storages {
-		upload := i.Wanted.Build.Upload(name, storage, i.Host)
+		upload, known := i.Wanted.Build.Upload(name, storage, i.Host)
+		if !known {
+			continue // what lies there is not recast's
+		}
 		volid := storage + ":" + content + upload.Name
 		changed, found, err := i.Proxmox.VolumeChanged(ctx, i.Host, volid)
 		if err != nil {
