@@ -500,6 +500,46 @@ func TestPending(t *testing.T) {
 	})
 }
 
+// TestSKU: what recast writes into a VM's SMBIOS before it starts it, to know its machine again.
+func TestSKU(t *testing.T) {
+	const uuid = "uuid=5ec0ffee-0000-4000-8000-000000000001"
+	for before, sku := range map[string]string{
+		uuid: ",sku=recast0123456789abcdef0123456789abcdef", uuid + ",manufacturer=cmVjYXN0,base64=1": ",sku=cmVjYXN0MDEyMzQ1Njc4OWFiY2RlZg==",
+	} {
+		story(t, "of "+before+" is there at once while the VM is off, and as it was written", 0, func(t *testing.T, s *server) {
+			id, want := s.newVM("smbios1="+before), before+sku
+			s.put(s.vm(id, "config"), "smbios1="+want)
+			s.wantWaiting(id, nil)
+			same(t, []string{want, want}, []string{s.config(id)["smbios1"], s.now(id, "smbios1")})
+		})
+		story(t, "of "+before+" waits for the end of a VM that runs", 0, func(t *testing.T, s *server) {
+			id, want := s.newVM("smbios1="+before), before+sku
+			s.start(id)
+			s.put(s.vm(id, "config"), "smbios1="+want)
+			s.wantWaiting(id, map[string]pendingRow{"smbios1": {Value: before, Pending: want}})
+			same(t, []string{want, before}, []string{s.config(id)["smbios1"], s.now(id, "smbios1")})
+			s.stop(id)
+			same(t, []string{want, want}, []string{s.config(id)["smbios1"], s.now(id, "smbios1")})
+		})
+	}
+	story(t, "needs VM.Config.HWType", simulated, func(t *testing.T, s *server) {
+		id := s.newVM()
+		form := "smbios1=" + s.config(id)["smbios1"] + ",sku=cmVjYXN0"
+		want := fmt.Sprintf("403 Permission check failed (/vms/%d, VM.Config.HWType)", id)
+		wantRefusal(t, s.as(s.without("VM.Config.HWType"), http.MethodPut, s.vm(id, "config"), form), want, nil)
+		r := s.as(s.without("VM.Config.Options"), http.MethodPut, s.vm(id, "config"), form)
+		must.Be(t, r.Code == http.StatusOK, "%s", r.Status)
+	})
+	story(t, "is refused to a token that has no rights, and taken from the suite's own", poorToken, func(t *testing.T, s *server) {
+		id := s.newVM()
+		form := "smbios1=" + s.config(id)["smbios1"] + ",sku=cmVjYXN0"
+		r := s.poor(http.MethodPut, s.vm(id, "config"), form)
+		must.Hold(t, r.Code == http.StatusForbidden, "%s", r.Status)
+		s.put(s.vm(id, "config"), form)
+		s.wantKey(id, "smbios1", strings.TrimPrefix(form, "smbios1="))
+	})
+}
+
 // TestPendingDrives: media and drives.
 func TestPendingDrives(t *testing.T) {
 	story(t, "wait with the end of a CD-ROM drive, not with another medium", 0, func(t *testing.T, s *server) {
