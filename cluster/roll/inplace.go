@@ -512,8 +512,8 @@ func (n *node) pullOnce(ctx context.Context) error {
 	case unproven:
 		return err
 	case err != nil:
-		return fault.WithHint(fault.NotPullable.Refusedf("%s can't fetch the installer %s: %w", n.Plan.Node, n.Want.Build.Installer, err),
-			"nothing was taken down; the node itself must reach that registry, be let in there, and have room for the image")
+		return n.sayIfOff(ctx, fault.WithHint(fault.NotPullable.Refusedf("%s can't fetch the installer %s: %w", n.Plan.Node, n.Want.Build.Installer, err),
+			"nothing was taken down; the node itself must reach that registry, be let in there, and have room for the image"))
 	case !supported:
 		n.Tell("pull", "this Talos has no API to fetch an image beforehand")
 	}

@@ -498,7 +498,7 @@ func (n *node) drift(ctx context.Context, park parking.Parking, ended bool) (d o
 	m, err := cluster.ReadCompared(ctx, n.Talos, n.Plan.Addr)
 	switch {
 	case err != nil && ended:
-		return d, false, fmt.Errorf("read machine %s: %w", n.Plan.Addr, err)
+		return d, false, n.sayIfOff(ctx, fmt.Errorf("read machine %s: %w", n.Plan.Addr, err))
 	case err != nil || m.ConfigHidden:
 		return d, false, nil //nolint:nilerr // a machine that does not answer is not finished; bring-up says why
 	}

@@ -334,10 +334,7 @@ func (n *node) evict(ctx context.Context, id string, why cluster.Mark, empty fun
 		err = empty(ctx, by)
 	}
 	if kind := fault.KindOf(err); err != nil && ctx.Err() == nil && kind != fault.Claimed && kind != fault.Interrupted {
-		if vm, errVM := n.Proxmox.VMState(ctx, n.Plan.VMID); errVM == nil && !vm.Running {
-			err = cluster.SwitchedOff(vm, err)
-		}
-		err = rolling.Final(errors.Join(err, n.Repeat(ctx, id, rolling.RepeatBefore, func(context.Context) error { return backOut() })))
+		err = rolling.Final(errors.Join(n.sayIfOff(ctx, err), n.Repeat(ctx, id, rolling.RepeatBefore, func(context.Context) error { return backOut() })))
 	}
 	return fault.Prefix("drain "+n.Plan.Node, err)
 }
@@ -398,6 +395,14 @@ func isOff(ctx context.Context, n *rolling.Node) (bool, error) {
 		return true, nil
 	}
 	return err == nil && !vm.Running && !vm.HA, fault.Prefix(fmt.Sprintf("look up VM %d", n.Plan.VMID), err)
+}
+
+// sayIfOff adds to an error of the node's machine that its VM is off, which only somebody else can have done.
+func (n *node) sayIfOff(ctx context.Context, err error) error {
+	if vm, errVM := n.Proxmox.VMState(ctx, n.Plan.VMID); errVM == nil && !vm.Running {
+		return cluster.SwitchedOff(vm, err)
+	}
+	return err
 }
 
 // keepServing puts a drained node that could not be stopped back into service, unless its machine

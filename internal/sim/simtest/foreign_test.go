@@ -370,10 +370,14 @@ func (c foreignCell) run(t *testing.T, s *foreignScene, r *foreignResults) {
 		undo()
 	}
 	err = s.again(t.Context())
-	if err != nil && advisesCancel(err) {
+	if err != nil && advises(err, "recast undo NODE cancels the replacement", "if the prepared disk is gone: recast undo") {
 		if err = s.cancel(t.Context()); err == nil {
 			err = s.again(t.Context())
 		}
+	}
+	if err != nil && advises(err, fmt.Sprintf("start VM %d", s.vm)) {
+		s.task(s.world.Start("", s.host, s.vm))
+		err = s.again(t.Context())
 	}
 	if err == nil && !c.act.destroys {
 		err = s.ended()
@@ -389,10 +393,10 @@ func (c foreignCell) run(t *testing.T, s *foreignScene, r *foreignResults) {
 	r.violations.Add(s.requireNothingElse(t, theirs, "in the end"))
 }
 
-func advisesCancel(err error) bool {
+func advises(err error, any ...string) bool {
 	_, hints := saidForeign(err)
 	return slices.ContainsFunc(hints, func(h string) bool {
-		return strings.Contains(h, "recast undo NODE cancels the replacement") || strings.Contains(h, "if the prepared disk is gone: recast undo")
+		return slices.ContainsFunc(any, func(what string) bool { return strings.Contains(h, what) })
 	})
 }
 
