@@ -236,6 +236,14 @@ func (w workshop) signature() images.SignaturePolicy {
 	if file := w.Config.Images.SigningKey; file != "" {
 		p.Key = func() ([]byte, error) { return os.ReadFile(file) }
 	}
+	if w.Config.Images.Signature != config.SignatureAuto {
+		return p
+	}
+	p.Mode = images.SignatureWarn
+	known := strings.HasPrefix(w.Config.Images.Factory, "https:") && len(w.ledger.Lock().KnownSigners()) > 0
+	if p.Key != nil || known {
+		p.Mode = images.SignatureRequire
+	}
 	return p
 }
 

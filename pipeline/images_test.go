@@ -219,6 +219,38 @@ func TestLockSaysPlainHTTP(t *testing.T) {
 	}
 }
 
+// TestSignatureByDefault: once the key of a factory is known, an installer without its signature is refused, unless the
+// factory has no TLS: who is on the way to it could have sent the key, too.
+func TestSignatureByDefault(t *testing.T) {
+	t.Parallel()
+	type row struct {
+		factory, signer, key, mode string
+		want                       images.SignatureMode
+	}
+	must.Each(t, map[string]row{
+		"nothing known":           {want: images.SignatureWarn},
+		"signed before":           {signer: "1", want: images.SignatureRequire},
+		"a key in recast.yaml":    {key: "key.pem", want: images.SignatureRequire},
+		"signed before, no TLS":   {factory: "http://factory.lan", signer: "1", want: images.SignatureWarn},
+		"a key, no TLS":           {factory: "http://factory.lan", key: "key.pem", want: images.SignatureRequire},
+		"signed before, but warn": {signer: "1", mode: "warn", want: images.SignatureWarn},
+	}, func(t *testing.T, c row) {
+		p := lockProject(t)
+		if c.factory != "" {
+			p.Config.Images.Factory = c.factory
+		}
+		if c.mode != "" {
+			p.Config.Images.Signature = c.mode
+		}
+		p.Config.Images.SigningKey = c.key
+		lock := must.Get(Lock(t.Context(), p, (&published{agent: hex64("a"), frr: hex64("c")}).images(), LockOptions{}))(t).Lock
+		e := lock.Schematics["default"]
+		e.Signer = c.signer
+		lock.Schematics["default"] = e
+		must.Equal(t, "mode", c.want, newWorkshop(p, lock, Images{}, nil).signature().Mode)
+	})
+}
+
 // TestBuildLeavesANewerLockAlone: if the lock is updated while images are built, the
 // results for the earlier lock do not undo the update.
 func TestBuildLeavesANewerLockAlone(t *testing.T) {

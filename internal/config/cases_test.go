@@ -125,7 +125,7 @@ func enumCases() map[string]problemCase {
 		"unknown strategy": {withNode("strategy: inplace"), `16:5: nodes[0].strategy: "inplace" is not one of auto, recreate, reimage, in-place, did you mean "in-place"?`},
 		"unknown order":    {withRoll("order: worker-first"), `17:3: roll.order: "worker-first" is not one of control-planes-first, workers-first, did you mean "workers-first"?`},
 		"unknown builder":  {withImages("builder: docker"), `6:3: images.builder: "docker" is not one of auto, factory, imager`},
-		"unknown policy":   {withImages("signature: required"), `6:3: images.signature: "required" is not one of require, warn, off, did you mean "require"?`},
+		"unknown policy":   {withImages("signature: required"), `6:3: images.signature: "required" is not one of auto, require, warn, off, did you mean "require"?`},
 	}
 }
 

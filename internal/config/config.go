@@ -115,8 +115,8 @@ type Images struct {
 	Arch string `yaml:"arch" jsonschema:"enum=amd64,enum=arm64"`
 	// SecureBoot uses images that are signed for UEFI Secure Boot by the key of the Image Factory; recast.lock pins that key.
 	SecureBoot bool `yaml:"secureBoot"`
-	// Signature says what to do if an installer of the Image Factory has no valid signature: require refuses it, warn prints a warning, off does not check. The contents of an image are compared with recast.lock in any case.
-	Signature string `yaml:"signature" jsonschema:"enum=require,enum=warn,enum=off"`
+	// Signature says what to do if an installer of the Image Factory has no valid signature: require refuses it, warn prints a warning, off does not check. auto requires it if signingKey is set, or if the factory has https and recast.lock has the key of an earlier signature; otherwise it warns. The contents of an image are compared with recast.lock in any case.
+	Signature string `yaml:"signature" jsonschema:"enum=auto,enum=require,enum=warn,enum=off"`
 	// SigningKey is a PEM file with the public key of the installers' signatures. Default: the key that the Image Factory publishes.
 	SigningKey string `yaml:"signingKey,omitempty"`
 	// Imager says how to run the Talos imager.
@@ -828,6 +828,9 @@ const (
 	BuilderFactory = "factory"
 	BuilderImager  = "imager"
 )
+
+// SignatureAuto requires signatures by a key that is known.
+const SignatureAuto = "auto"
 
 const (
 	BootISO  = "iso"

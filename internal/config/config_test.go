@@ -44,7 +44,7 @@ func want() *config.Config {
 		Talos: config.Talos{Version: "v1.13.9", Config: "/home/me/.talos/config"},
 		Images: config.Images{
 			Builder: "auto", Factory: "https://factory.talos.dev", Extensions: "ghcr.io/siderolabs",
-			Platform: "nocloud", Arch: "amd64", Signature: "warn", Imager: config.Imager{Image: "ghcr.io/siderolabs/imager"},
+			Platform: "nocloud", Arch: "amd64", Signature: "auto", Imager: config.Imager{Image: "ghcr.io/siderolabs/imager"},
 			ISO: config.ISO{Storage: []string{"isos"}, Delivery: "auto"}, Boot: "iso",
 		},
 		Schematics: map[string]config.Schematic{"default": {File: "base.yaml", Path: "/etc/recast/base.yaml"}},
@@ -183,7 +183,7 @@ func TestMarshalIsReadBackTheSame(t *testing.T) {
 	data := must.Get(os.ReadFile(example))(t)
 	c := must.Get(config.Parse("recast.yaml", data, options(nil)))(t)
 	out := must.Get(c.Marshal())(t)
-	must.Contain(t, "the configuration", string(out), "vmids: 9000-9099\n", "poll: 2s\n", "boot: 10m\n", "signature: warn\n", "canary: true\n", "workers: 1\n")
+	must.Contain(t, "the configuration", string(out), "vmids: 9000-9099\n", "poll: 2s\n", "boot: 10m\n", "signature: auto\n", "canary: true\n", "workers: 1\n")
 	again, err := config.Parse("effective.yaml", out, options(nil))
 	must.Be(t, err == nil, "%v\n%s", err, out)
 	must.Equal(t, "again", c, again, cmpopts.IgnoreUnexported(config.Config{}))

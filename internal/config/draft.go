@@ -328,7 +328,7 @@ func defaults() Config {
 			Extensions: "ghcr.io/siderolabs",
 			Platform:   "nocloud",
 			Arch:       "amd64",
-			Signature:  "warn",
+			Signature:  SignatureAuto,
 			Imager:     Imager{Image: "ghcr.io/siderolabs/imager"},
 			ISO:        ISO{Delivery: "auto"},
 			Boot:       BootISO,
