@@ -450,7 +450,7 @@ func (c *Client) CreateVM(ctx context.Context, host string, id cluster.VMID, con
 	})
 	if err == nil {
 		c.seen.add(id, sighting{host: host, at: time.Now(), off: true})
-		c.proofs.makes(id)
+		c.proofs.makes(id, true)
 	}
 	return err
 }
@@ -534,6 +534,7 @@ func (c *Client) revertPending(ctx context.Context, was cluster.VM, touched []st
 // DeleteVM implements cluster.Editor. A task that ends with warnings is an error: a volume could not be freed.
 func (c *Client) DeleteVM(ctx context.Context, vm cluster.VM) error {
 	defer c.seen.deleted(vm.ID)
+	c.proofs.makes(vm.ID, false)
 	return c.carryOut(ctx, mutation{
 		method: http.MethodDelete, path: vmPath(vm, ""), worker: vmWorker(vm, "qmdestroy"), slot: true, clean: true, look: c.seeDeleted(vm),
 	})

@@ -30,10 +30,11 @@ type proofs struct {
 	proven map[cluster.VMID]string // by number, their SMBIOS UUIDs: another VM with the number has another one
 }
 
-func (p *proofs) makes(id cluster.VMID) {
+// makes notes that this process has created a VM with the number, or deletes it.
+func (p *proofs) makes(id cluster.VMID, made bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.made[id] = true
+	p.made[id] = made
 }
 
 // has reports whether the VM was proven; fresh: only now, because this process has made it.
@@ -98,6 +99,8 @@ func (c *Client) Confirm(ctx context.Context, id cluster.VMID) error {
 		return fmt.Errorf("look up VM %d: %w", id, err)
 	case !vm.IsParking():
 		return fault.Refusedf("%s does not say that it is a parking VM: neither its name nor its Notes", vm)
+	case vm.UUID() == "":
+		return fault.Refusedf("%s has no SMBIOS UUID (smbios1), by which it could be known again", vm)
 	}
 	return c.proofs.add(vm)
 }
