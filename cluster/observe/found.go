@@ -231,7 +231,7 @@ func (f *Found) silent(w cluster.Wanted) string {
 	if order := cluster.BootDevices(f.VM.Config["boot"]); order != nil && !slices.Contains(order, cd) {
 		boot += fmt.Sprintf(" --boot 'order=%s'", strings.Join(append(order, cd), ";"))
 	}
-	return fmt.Sprintf("%s. Where it boots nothing, because its system disk was wiped (talosctl reset): recast publish, then on %s %s && qm stop %d && qm start %d; "+
+	return fmt.Sprintf("%s. Where it boots nothing, because its system disk was wiped (talosctl reset): recast publish, and this command again for the name of the ISO there, then on %s %s && qm stop %d && qm start %d; "+
 		"in maintenance mode %s %s", look, f.VM.Host, boot, f.VM.ID, f.VM.ID, f.applyByHand(), bySerial)
 }
 
