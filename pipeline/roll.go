@@ -281,15 +281,28 @@ func (w *work) plan(ctx context.Context, lock schematics.Lock) (unfinished bool,
 	if w.o.Saved != nil && !w.o.Policy.SurgeEnds { // the saved plan shows the end of surge nodes, too
 		w.rep.Plan, err = w.follow(ctx, lock, *w.o.Saved)
 	} else {
-		policy := w.o.Policy
-		policy.Rehearse = w.rehearsal()
-		w.rep.Plan, err = makePlan(ctx, w.Project, w.machines, lock, policy)
+		for again := true; again && err == nil; {
+			policy := w.o.Policy
+			policy.Rehearse = w.rehearsal()
+			w.rep.Plan, err = makePlan(ctx, w.Project, w.machines, lock, policy)
+			again = err == nil && w.vouched(w.rep.Plan.Nodes)
+		}
 	}
 	if err == nil {
 		w.forgetConfigs()
 		w.rep.Plan, unfinished = w.rep.Plan.Unfinished()
 	}
 	return unfinished, err
+}
+
+// vouched asks a person about machines in maintenance mode that show no proof, and says whether one was confirmed: then another plan is made.
+func (w *work) vouched(nodes []planning.NodePlan) (any bool) {
+	for _, n := range nodes {
+		if n.Unproven != "" && w.o.Vouch != nil && w.o.Vouch(n) {
+			w.o.Policy.Fingerprints, any = append(slices.Clone(w.o.Policy.Fingerprints), n.Unproven), true
+		}
+	}
+	return any
 }
 
 // ready takes the claim and refuses what can't be done, before anything is touched.
@@ -529,6 +542,8 @@ type RollOptions struct {
 	Begun bool
 	// Confirm is called with every plan before anything is taken down. Its error, or false, ends the roll.
 	Confirm func(planning.Plan) (bool, error)
+	// Vouch asks a person whether the certificate of a node's machine is the one on its console; nil: nobody can be asked.
+	Vouch func(planning.NodePlan) bool
 	// RunID makes the ID of a new run; nil: journal.NewRunID.
 	RunID func() (string, error)
 	// JournalSync is journal.Options.Sync; nil in production.

@@ -158,6 +158,7 @@ type NodePlan struct {
 	IsWayBack        bool     `json:"-"` // a later upgrade's failure reimages the node to the build it gets
 	Run              string   `json:"-"` // whose unfinished work this is
 	OwnPod           bool     `json:"-"` // recast runs on the node, as a pod that has to leave it
+	Unproven         string   `json:"-"` // fingerprint of its machine's certificate, which a person could confirm
 	Stored           []string `json:"-"` // the storage systems whose volumes are checked
 }
 

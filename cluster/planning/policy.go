@@ -132,6 +132,9 @@ func planInstallReset(n *NodePlan, o observe.Observation, p Policy) {
 	}
 	if err := who.Check(f.Blank.UUID, f.Blank.SKU, f.Blank.Fingerprint); err != nil {
 		n.Refused = append(n.Refused, fmt.Sprintf("%v (%s)", err, strings.Join(fault.Hints(err), "; ")))
+		if who.SKU == "" {
+			n.Unproven = f.Blank.Fingerprint
+		}
 	}
 	n.Notes = append(n.Notes, f.FileHardlyCompared()...)
 	if f.VM != nil {

@@ -170,6 +170,10 @@ func (f *rollFlags) withRun(c *cobra.Command, s *streams, g *globals,
 			Policy: f.policy, Saved: f.saved, Holder: holder.This(), Dead: holder.Dead, Suspended: holder.Suspended, Notify: tell, Began: shareRuns(ctx, s, p, &cl),
 			MayAsk: s.mayAskUnless(f.yes, c, unnamed...),
 			Pulsed: s.telemetry.Pulsed, Origin: origin(ctx, p.Config.Dir),
+			Vouch: func(n planning.NodePlan) bool {
+				defer display.hold()()
+				return !f.yes && vouch(ctx, s, typed(c), n)
+			},
 			Confirm: func(plan planning.Plan) (bool, error) {
 				if s.interrupts.forget() { // Ctrl-C was pressed while an earlier run was being finished
 					return false, nil
@@ -203,6 +207,19 @@ func (f *rollFlags) withRun(c *cobra.Command, s *streams, g *globals,
 		}
 		return err
 	})
+}
+
+// vouch asks whether a machine in maintenance mode is the node's, which it can't prove. Talos writes the fingerprint to the console, and into
+// its log, as "server certificate issued" (Talos 1.14, controllers/runtime/maintenance_service_inform.go).
+func vouch(ctx context.Context, s *streams, command string, n planning.NodePlan) bool {
+	if s.unasked() != "" {
+		return false // the plan is refused, and says what --maintenance-fingerprint needs
+	}
+	fmt.Fprintf(s.err, "%s is in maintenance mode and can't prove who it is. The machine at %s shows a certificate with the fingerprint\n  %s\n"+
+		"The console of %s shows it, too (in Proxmox: Console of the VM; \"server certificate issued\"). Whoever answers there gets the node's configuration, with its keys.\n",
+		n.Node, n.Found.Addr, n.Unproven, n.Node)
+	ok, err := confirm(ctx, s, question{command: command, text: "Are the two the same?", untouched: "nothing was changed on the nodes"}, false)
+	return ok && err == nil
 }
 
 func selection(c *cobra.Command, g *globals, p *planning.Policy) {

@@ -11,6 +11,7 @@ import (
 	"io"
 	"math/rand/v2"
 	"net/http"
+	"net/netip"
 	"net/url"
 	"os"
 	"os/exec"
@@ -68,6 +69,23 @@ func TestConfirmTypedAhead(t *testing.T) {
 			t.Errorf("typed %q: %t, %v", typed, ok, err)
 		}
 	}
+}
+
+// A machine that can't prove who it is counts only if a person says that its console shows the same certificate.
+func TestVouch(t *testing.T) {
+	t.Parallel()
+	n := planning.NodePlan{Node: "wk1", Unproven: "b2Rk="}
+	n.Found.Addr = netip.MustParseAddr("10.0.0.7")
+	for typed, want := range map[string]bool{"yes\n": true, "y\n": false, "\n": false, "\x04": false} {
+		master, tty := openTerminal(t)
+		var seen bytes.Buffer
+		s := &streams{in: tty, err: &console{Writer: io.MultiWriter(&seen, answers{master, typed})}}
+		must.Equal(t, typed, want, vouch(t.Context(), s, "recast roll wk1", n))
+		has(t, seen.String(), "wk1 is in maintenance mode", "10.0.0.7", "\n  b2Rk=\n", "The console of wk1 shows it, too")
+	}
+	var seen bytes.Buffer
+	s := &streams{in: strings.NewReader("yes\n"), err: &console{Writer: &seen}}
+	must.Hold(t, !vouch(t.Context(), s, "recast roll wk1", n) && seen.Len() == 0, "without a terminal: %q", &seen)
 }
 
 // A question whose text would go into a file is not asked.

@@ -64,6 +64,7 @@ type Client struct {
 	Begun   bool                              // a run of that has begun
 	Runner  step.Runner                       // for its roll, with the client's Emit
 	Confirm func(planning.Plan) (bool, error) // asked like a person; nil says yes
+	Vouch   func(planning.NodePlan) bool      // asked about a machine that can't prove who it is; nil: nobody can be asked
 	// Upgrades is asked before an upgrade of Kubernetes; nil says yes.
 	Upgrades  func(kubeupgrade.Plan) (bool, error)
 	Elsewhere bool                     // on another machine, which can't see this one's processes
@@ -351,7 +352,7 @@ func (c *Client) Restore(ctx context.Context, file, node string) (pipeline.Resto
 
 func (c *Client) rollOptions(policy planning.Policy) pipeline.RollOptions {
 	o := pipeline.RollOptions{
-		Policy: policy, Rehearse: c.Rehearse, Saved: c.Saved, Begun: c.Begun, Confirm: c.Confirm,
+		Policy: policy, Rehearse: c.Rehearse, Saved: c.Saved, Begun: c.Begun, Confirm: c.Confirm, Vouch: c.Vouch,
 		RunID: func() (string, error) { return c.Run, nil }, JournalSync: c.JournalSync, Notify: c.Notify,
 		Holder: claim.Holder{Host: "test", Boot: "b", PID: c.pid, Start: "s"}, Dead: c.lab.isKilled,
 		Began: c.Telemetry.Began, Pulsed: c.Pulsed, Origin: past.Origin{Recast: "devel"},

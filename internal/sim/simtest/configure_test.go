@@ -285,8 +285,22 @@ func TestResetMachine(t *testing.T) {
 		if c.files { // recast has never started this VM: a person compares the certificate with the VM's console
 			requireFault(t, err, fault.Refused, "which nobody has confirmed: nothing was applied")
 			lab.requireLeftAlone(from, c.node)
-			policy.Fingerprints = regexp.MustCompile(`--maintenance-fingerprint (\S+)\)`).FindStringSubmatch(err.Error())[1:]
-			err = user.roll(policy)(t.Context())
+			shown := regexp.MustCompile(`--maintenance-fingerprint (\S+)\)`).FindStringSubmatch(err.Error())[1:]
+			var asked []string
+			for _, yes := range []bool{false, true} { // on a terminal, a person is asked
+				user.Vouch = func(n planning.NodePlan) bool {
+					asked = append(asked, n.Unproven)
+					return yes
+				}
+				if policy.Fingerprints = nil; c.node != "wk1" && yes {
+					user.Vouch, policy.Fingerprints = nil, shown
+				}
+				if err = user.roll(policy)(t.Context()); !yes {
+					requireFault(t, err, fault.Refused, "which nobody has confirmed: nothing was applied")
+					lab.requireLeftAlone(from, c.node)
+				}
+			}
+			requireSame(t, map[bool][]string{false: shown, true: append(slices.Clone(shown), shown...)}[c.node == "wk1"], asked, "certificates that were asked about (-want +got)")
 		} else {
 			requireFault(t, err, fault.Failed, "node "+c.node, "is in maintenance mode: its machine has no configuration any more, as after talosctl reset",
 				"put it as "+c.node+".yaml into the directory that talos.machineConfigs names",
