@@ -296,13 +296,13 @@ func (w *work) plan(ctx context.Context, lock schematics.Lock) (unfinished bool,
 }
 
 // vouched asks a person about machines in maintenance mode that show no proof, and says whether one was confirmed: then another plan is made.
-func (w *work) vouched(nodes []planning.NodePlan) (any bool) {
+func (w *work) vouched(nodes []planning.NodePlan) (confirmed bool) {
 	for _, n := range nodes {
 		if n.Unproven != "" && w.o.Vouch != nil && w.o.Vouch(n) {
-			w.o.Policy.Fingerprints, any = append(slices.Clone(w.o.Policy.Fingerprints), n.Unproven), true
+			w.o.Policy.Fingerprints, confirmed = append(slices.Clone(w.o.Policy.Fingerprints), n.Unproven), true
 		}
 	}
-	return any
+	return confirmed
 }
 
 // ready takes the claim and refuses what can't be done, before anything is touched.

@@ -393,10 +393,10 @@ func (c foreignCell) run(t *testing.T, s *foreignScene, r *foreignResults) {
 	r.violations.Add(s.requireNothingElse(t, theirs, "in the end"))
 }
 
-func advises(err error, any ...string) bool {
+func advises(err error, texts ...string) bool {
 	_, hints := saidForeign(err)
 	return slices.ContainsFunc(hints, func(h string) bool {
-		return slices.ContainsFunc(any, func(what string) bool { return strings.Contains(h, what) })
+		return slices.ContainsFunc(texts, func(what string) bool { return strings.Contains(h, what) })
 	})
 }
 
