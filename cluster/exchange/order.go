@@ -176,7 +176,8 @@ func (get Source) steps(f func(*Replace) []step.Step) func(context.Context) ([]s
 	}
 }
 
-var errUndone = errors.New("it was done, but is not so now: someone else may have changed it at the same time")
+// ErrUndone is a goal that is unmet right after its work was done.
+var ErrUndone = errors.New("it was done, but is not so now: someone else may have changed it at the same time")
 
 // LookAround bounds the look-up after a failure.
 const LookAround = 30 * time.Second
@@ -203,7 +204,7 @@ func onFailure(s step.Step, explain func(context.Context, error) error) step.Ste
 		s.Skip = func(ctx context.Context) (string, error) {
 			reason, err := skip(ctx)
 			if err == nil && reason == "" && done && ctx.Err() == nil {
-				err = errUndone
+				err = ErrUndone
 			}
 			done = false
 			return reason, explain(ctx, err)

@@ -86,6 +86,10 @@ var gateCalls = map[string]rollingtest.Call{
 		return newApplyConfig(nodeOf(s)).check(ctx, s.Config["file"])
 	}, Ready: all(is(cluster.ApplyConfig), filed)},
 	"start": {Do: func(s *scene, ctx context.Context) error { return nodeOf(s).start(ctx) }, Ready: all(is(cluster.PutBack), begun, off), Done: started, Deaf: []string{"Node"}},
+	"start new": {
+		Do: func(s *scene, ctx context.Context) error { return nodeOf(s).start(ctx) }, Ready: all(begun, off, on(101, kv{"description": "recast: run=r1 build=b"})),
+		Done: strings.Replace(started, "start", "set 101 map[smbios1:proof] delete []\nstart", 1),
+	},
 	"out": {Do: func(s *scene, ctx context.Context) error {
 		return replaced(s, ctx, func(ctx context.Context, n *node, r *exchange.Replace) error {
 			return n.leaveAsReplacement(ctx, r)

@@ -408,6 +408,9 @@ func (n *node) branch() step.Step {
 
 func (n *node) explained(s step.Step) step.Step {
 	return exchange.Explained(s, func(ctx context.Context, err error) error {
+		if errors.Is(err, exchange.ErrUndone) { // its host may have rebooted
+			err = fmt.Errorf("VM %d on %s: %w", n.Plan.VMID, n.Plan.Host, err)
+		}
 		mem, errMemory := n.Memory(ctx)
 		if errMemory != nil {
 			return err // nothing was started

@@ -62,6 +62,18 @@ func TestGateRows(t *testing.T) {
 	rollingtest.CheckRows(t, rollingtest.NewScene, gateCalls, slices.Concat(lookRows(), bootRows(), cephRows(), newRows(), etcdRows(), identityRows(), lossRows(), lateRows()), "read the room on", "read storage", "no control plane says", "check that there is no cluster yet")
 }
 
+// A VM that has moved is no other problem: what else is wrong was looked at where it was.
+func TestAMoveIsSaidAlone(t *testing.T) {
+	t.Parallel()
+	s := rollingtest.NewScene()
+	ready := s.Begin(func() {})
+	fails("OwnedVolumes", cluster.ErrNotNow)(s)
+	s.PX.Change(101, func(vm *cluster.VM) { vm.Host = "pve2" })
+	ready()
+	err := check(s, t.Context())
+	must.Hold(t, len(rolling.OnlyMoved(err)) == 1 && rolling.OnlyMoved(errors.Join(err, cluster.ErrNotNow)) == nil && rolling.OnlyMoved(nil) == nil, "%v", err)
+}
+
 // gateCalls are the calls by the name that rows use.
 var gateCalls = map[string]rollingtest.Call{
 	"recreate":         {Do: check, Deaf: []string{"Identity"}},
@@ -445,6 +457,7 @@ func etcdRows() []row {
 	}
 	return []row{
 		{Do: "recreate", Change: dead},
+		{Do: "cp", Change: func(s *scene) { s.Plan.ControlPlanes[1].Node = "cp1.example" }, Err: "cp1 and cp1.example have the same hostname"},
 		{Do: "cp", Change: dead, Err: "etcd would not survive losing cp1: cp2 does not answer"},
 		{Do: "cp", Change: silentMembers, Err: "can't be determined"},
 		{Do: "cp", Change: twins, Err: "etcd has two members named cp1"},

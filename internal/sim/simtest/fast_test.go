@@ -262,7 +262,7 @@ func (a *asking) listen(lab *Lab, c *Client) {
 	}, nil)
 }
 
-// rounds are the requests between two moments that followed one after another: while one was in flight, no other
+// rounds are the requests from one moment until another that followed one after another: while one was in flight, no other
 // counts. Of the looks at a task only the last one counts: until then Proxmox was at work, however often it was asked.
 func (a *asking) rounds(from, to time.Time) (rounds []ask) {
 	last := map[string]int{}
@@ -274,7 +274,7 @@ func (a *asking) rounds(from, to time.Time) (rounds []ask) {
 	var answered time.Time
 	for i, x := range a.asks {
 		look, is := last[x.call.Path]
-		if x.at.Before(from) || x.at.After(to) || x.at.Before(answered) || is && look != i {
+		if x.at.Before(from) || !x.at.Before(to) || x.at.Before(answered) || is && look != i {
 			continue
 		}
 		answered = x.at.Add(answersTake)
