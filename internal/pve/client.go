@@ -9,7 +9,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"net/url"
 	"slices"
 	"strings"
@@ -166,41 +165,38 @@ func (c *Client) seesEveryVM(ctx context.Context) error {
 	return nil
 }
 
+// harmless are Proxmox's own roles that let nobody upload (pve-access-control, AccessControl.pm, $special_roles), and the one whose
+// holders may change the access control list anyway.
+var harmless = []string{"Administrator", "NoAccess", "PVEAuditor", "PVEDatastoreUser", "PVEMappingAdmin", "PVEMappingAudit", "PVEMappingUser", "PVEPoolAdmin", "PVEPoolUser", "PVESDNAdmin", "PVESDNUser", "PVESysAdmin", "PVETemplateUser", "PVEUserAdmin", "PVEVMAdmin", "PVEVMUser"}
+
 // Uploaders names the other users, tokens and groups that may upload to a storage, as far as our token sees the access
-// control list, sorted. Who may change that list anyway is left out. Each name's most specific entries count
-// (pve-access-control, AccessControl.pm, roles).
+// control list, sorted. Who may change that list anyway is left out. Of groups only the role is known, by its name.
 func (c *Client) Uploaders(ctx context.Context, storage string) (names []string, err error) {
 	acl, err := get[[]aclEntry](ctx, c.conn, "/access/acl")
 	if err != nil {
 		return nil, err
 	}
-	roles, err := get[[]struct{ RoleID, Privs string }](ctx, c.conn, "/access/roles")
-	if err != nil {
-		return nil, err
-	}
-	privileges := map[string][]string{}
-	for _, r := range roles {
-		privileges[r.RoleID] = strings.Split(r.Privs, ",")
-	}
-	held := map[string][]string{}
-	for _, path := range []string{"/storage/" + storage, "/storage", "/"} {
-		here := map[string][]string{}
-		for _, e := range acl {
-			if e.Path == path && (toBool(e.Propagate) || path == "/storage/"+storage) {
-				here[e.Type+" "+e.UGID] = append(here[e.Type+" "+e.UGID], privileges[e.RoleID]...)
+	at := "/storage/" + storage
+	for _, e := range acl {
+		name := e.Type + " " + e.UGID
+		switch {
+		case e.Path != at && (e.Path != "/storage" && e.Path != "/" || !toBool(e.Propagate)), slices.Contains(names, name):
+		case e.UGID == c.conn.User(), strings.HasPrefix(e.UGID, c.conn.User()+"!"):
+		case e.Type == "group" && !slices.Contains(harmless, e.RoleID):
+			names = append(names, fmt.Sprintf("%s (%s)", name, e.RoleID))
+		case e.Type != "group":
+			held, err := c.permissions(ctx, at, "&userid="+url.QueryEscape(e.UGID))
+			if err != nil {
+				return nil, err
 			}
-		}
-		maps.Copy(here, held)
-		held = here
-	}
-	for name, has := range held {
-		ours := name == "user "+c.conn.User() || strings.HasPrefix(name, "token "+c.conn.User()+"!")
-		if !ours && slices.Contains(has, "Datastore.AllocateTemplate") && !slices.Contains(has, "Permissions.Modify") {
-			names = append(names, name)
+			_, uploads := held["Datastore.AllocateTemplate"]
+			if _, rules := held["Permissions.Modify"]; uploads && !rules {
+				names = append(names, name)
+			}
 		}
 	}
 	slices.Sort(names)
-	return names, nil
+	return slices.Compact(names), nil
 }
 
 type aclEntry struct {

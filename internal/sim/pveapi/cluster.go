@@ -802,7 +802,6 @@ func accessRoutes() []route {
 	return []route{
 		{method: "GET", path: "/access/permissions", params: []string{"path", "userid"}, handle: permissions},
 		{method: "GET", path: "/access/acl", handle: acl},
-		{method: "GET", path: "/access/roles", handle: roles},
 		{method: "GET", path: "/cluster/options", handle: options},
 	}
 }
@@ -845,13 +844,6 @@ func acl(c *call) (any, error) {
 			kind = "token"
 		}
 		return object{"path": a.Path, "ugid": a.Who, "roleid": a.Role, "propagate": bit(a.Propagate), "type": kind}
-	}), nil
-}
-
-// roles lists the roles with their privileges, to everybody (pve-access-control, API2/Role.pm).
-func roles(c *call) (any, error) {
-	return listed(c.Roles(), func(name string) object {
-		return object{"roleid": name, "privs": strings.Join(slices.Sorted(slices.Values(c.Role(name))), ",")}
 	}), nil
 }
 

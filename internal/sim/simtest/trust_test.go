@@ -243,9 +243,12 @@ func TestUploaders(t *testing.T) {
 			at.Who = who
 			lab.World.Grant(at)
 		}
+		lab.World.AddToken(world.Token{ID: "ci@pve!isos", Privsep: true})
+		lab.World.Grant(world.ACL{Path: "/storage", Who: "ci@pve", Role: "Uploads"}) // for the folder alone
+		lab.World.Grant(world.ACL{Path: "/storage/" + sim.ISOStorage, Who: "ci@pve", Role: "Uploads"})
 		lab.World.Grant(world.ACL{Path: "/", Who: "below@pve", Role: "Uploads", Propagate: true})
 		lab.World.Grant(world.ACL{Path: "/storage", Who: "below@pve", Role: "Looks", Propagate: true})
-		requireSame(t, []string{"access to " + sim.ISOStorage + ": token ci@pve!isos, user tenant@pve"}, seen(), "others (-want +got)")
+		requireSame(t, []string{"access to " + sim.ISOStorage + ": token ci@pve!isos, user ci@pve, user tenant@pve"}, seen(), "others (-want +got)")
 	})
 }
 

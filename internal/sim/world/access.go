@@ -268,13 +268,6 @@ func (w *World) HasRole(name string) bool {
 	return found || name == Administrator || name == NoAccess
 }
 
-// Roles names all roles, sorted.
-func (w *World) Roles() []string {
-	return look(w, func() []string {
-		return slices.Sorted(slices.Values(append(slices.Collect(maps.Keys(w.roles)), Administrator, NoAccess)))
-	})
-}
-
 // DeleteRole removes a role. Entries that name it no longer grant anything.
 func (w *World) DeleteRole(name string) { w.setAccess(func() { delete(w.roles, name) }) }
 
