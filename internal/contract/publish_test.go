@@ -332,8 +332,8 @@ func TestClientUpload(t *testing.T) {
 		var last int64
 		u.Progress = func(sent int64) { last = sent }
 		must.Do(t, s.client.Upload(t.Context(), u))
-		size, found, err := s.client.ISO(t.Context(), u.Host, u.Storage, name)
-		same(t, fmt.Sprint(u.SizeBytes, true, nil, u.SizeBytes), fmt.Sprint(size, found, err, last))
+		file, found, err := s.client.ISO(t.Context(), u.Host, u.Storage, name)
+		same(t, fmt.Sprint(u.SizeBytes, true, nil, u.SizeBytes), fmt.Sprint(file.SizeBytes, found, err, last))
 		got, _ := s.stored(u.Host, u.Storage, name)
 		same(t, images.StoredISO{Host: u.Host, Storage: u.Storage, Name: name, SizeBytes: u.SizeBytes}, got)
 	})
