@@ -237,7 +237,7 @@ func TestBlankMachineBecomesNode(t *testing.T) {
 
 		blank := l.maintenance(c, workerAddr)
 		want := cluster.Machine{
-			MachineStanding: cluster.MachineStanding{UUID: workerUUID, Stage: "maintenance", Ready: true},
+			MachineStanding: cluster.MachineStanding{UUID: workerUUID, SKU: workerSKU, Stage: "maintenance", Ready: true},
 			RunningSystem: cluster.RunningSystem{
 				TalosVersion: labVersion, Arch: "amd64", Platform: "nocloud", SecureBoot: new(false), FromISO: true,
 				Schematic:  cluster.SchematicEntry{ID: "cafe", YAML: image().SchematicYAML},

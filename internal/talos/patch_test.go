@@ -557,9 +557,9 @@ func TestMaintenanceOfEachRelease(t *testing.T) {
 		config := l.config(talosapi.Machine{Hostname: "wk1.lab.internal", Installer: installer, InstallSerial: "recast-1"})
 		must.Do(t, c.ApplyConfig(t.Context(), workerAddr, cluster.Proof{UUID: workerUUID, SKU: workerSKU}, config))
 		running := l.running(c, workerAddr)
-		must.Equal(t, "names", []string{"wk1", "wk1"}, []string{running.Hostname, running.Nodename})
+		must.Equal(t, "names", []string{"wk1", "wk1.lab.internal"}, []string{running.Hostname, running.Nodename})
 		members := must.Get(c.Members(t.Context()))(t)
-		must.Hold(t, len(members) == 2 && members[1].Nodename == "wk1", "members %+v", members)
+		must.Hold(t, len(members) == 2 && members[1].Nodename == "wk1.lab.internal", "members %+v", members)
 	})
 }
 
