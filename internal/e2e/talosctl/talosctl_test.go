@@ -449,10 +449,10 @@ func (u *user) insertISO(vmid string) {
 	u.t.Helper()
 	lock := must(os.ReadFile(filepath.Join(u.dir, "recast.lock")))(u.t)
 	names := regexp.MustCompile(`recast-v[^ ]+\.iso`).FindAllString(string(lock), -1)
-	if len(names) != 2 {
+	if len(names) != 3 { // of two schematics, and the upload of the one that was published
 		u.t.Fatalf("the ISOs of the lock: %v", names)
 	}
-	_, stderr, code := u.run("recast", "lab", "qm", "--dir", "{dir}", "set", vmid, "--ide2", "isos:iso/"+names[1]+",media=cdrom")
+	_, stderr, code := u.run("recast", "lab", "qm", "--dir", "{dir}", "set", vmid, "--ide2", "isos:iso/"+names[2]+",media=cdrom")
 	if code != 0 {
 		u.t.Errorf("qm set: %s", stderr)
 	}
