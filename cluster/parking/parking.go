@@ -204,9 +204,7 @@ func (u Unproven) String() string {
 // NotOurs lists the VMs that say they are parking VMs of the cluster and are not believed.
 func NotOurs(vms []cluster.VM, clusterName string) (out []Unproven) {
 	for _, vm := range vms {
-		said := vm
-		said.NotOurs = ""
-		if rec, _, err := ReadRecord(said); vm.NotOurs != "" && (err != nil || rec.Cluster == clusterName) {
+		if rec, _, err := SaidRecord(vm); vm.NotOurs != "" && (err != nil || rec.Cluster == clusterName) {
 			out = append(out, Unproven{Parking{VM: vm, Record: rec}})
 		}
 	}

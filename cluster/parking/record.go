@@ -143,6 +143,12 @@ func ReadRecord(vm cluster.VM) (rec Record, ok bool, err error) {
 	return Record{}, false, nil
 }
 
+// SaidRecord is ReadRecord for who only has to keep away from a VM that may be ours: it need not be proven.
+func SaidRecord(vm cluster.VM) (rec Record, ok bool, err error) {
+	vm.NotOurs = ""
+	return ReadRecord(vm)
+}
+
 // whole fails if an open record does not say what was begun, or how far it has come: recast may assume neither.
 func (r Record) whole() error {
 	switch {

@@ -545,7 +545,7 @@ func (d *Discovered) findHolder(vms []cluster.VM, disks []cluster.Disk) error {
 // unfinished refuses a cluster with an unfinished run, which only its recast.yaml can finish. It sets d.Cluster.
 func (d *Discovery) unfinished() error {
 	for _, vm := range d.VMs {
-		rec, ok, err := parking.ReadRecord(vm)
+		rec, ok, err := parking.SaidRecord(vm)
 		if !ok || err != nil && rec.UUID == "" {
 			continue // an unreadable record belongs to no known cluster; its own run handles it
 		}
@@ -600,7 +600,7 @@ func (d *Discovery) knowPods(ctx context.Context, kube cluster.VolumeReader) err
 func (d Discovery) Own(name string) (own []cluster.VM) {
 	named := func(of string) bool { return of != "" && of == name || d.Cluster != "" && of == d.Cluster }
 	for _, vm := range d.VMs {
-		rec, parking, _ := parking.ReadRecord(vm) // the record of a newer recast is an error, but names its cluster
+		rec, parking, _ := parking.SaidRecord(vm) // the record of a newer recast is an error, but names its cluster
 		claim, held, _ := claim.Read(vm)
 		if parking && (named(rec.Cluster) || slices.Contains(d.uuids, rec.UUID)) || held && named(claim.Cluster) {
 			own = append(own, vm)
