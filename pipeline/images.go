@@ -752,8 +752,8 @@ const (
 func openUses(vms []cluster.VM) ([]images.Use, error) {
 	var uses []images.Use
 	for _, vm := range vms {
-		rec, is, err := parking.ReadRecord(vm)
-		if err != nil {
+		rec, is, err := parking.SaidRecord(vm) // also of other people's clusters
+		if err != nil && vm.NotOurs == "" {
 			return nil, err
 		}
 		if !is || !rec.Open {
@@ -803,8 +803,8 @@ func needed(p Project, vms []cluster.VM, of func(schematics.Lock, schematics.Loc
 		}
 	}
 	for _, vm := range vms {
-		rec, is, err := parking.ReadRecord(vm)
-		if err != nil {
+		rec, is, err := parking.SaidRecord(vm)
+		if err != nil && vm.NotOurs == "" {
 			return need, err
 		}
 		if is && rec.Open && rec.Build != "" {

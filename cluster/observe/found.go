@@ -42,9 +42,7 @@ type Found struct {
 	// Elsewhere are its other parking VMs, on hosts where its VM was before, or on the same host: see Parking.Twin.
 	Elsewhere  []parking.Parking
 	Unrecorded []cluster.VM // VMs that were the node's parking VMs, and whose Notes someone has edited
-	// Unproven are VMs that say they have its disks since the run that has marked its Node, and that nothing proves to be ours.
-	Unproven  []parking.Unproven
-	Unmatched bool // which VM is the node's is not known: see Errs
+	Unmatched  bool         // which VM is the node's is not known: see Errs
 
 	ConfigIn cluster.ConfigPlace // where the configuration is, if ConfigKnown
 	File     *cluster.FoundFile  // in talos.machineConfigs; nil: there is none

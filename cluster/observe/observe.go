@@ -33,7 +33,11 @@ func MatchNodes(w cluster.Wanted, o *Observation, members []cluster.Member) (Fou
 		uuid = f.Node.UUID
 		f.Addr = FirstAddr(f.Node.Addresses)
 		if mark := f.Node.Mark; mark != nil { // only recast marks Nodes: disks of this one may be there
-			f.Unproven = cluster.Where(o.unproven(w.Name), func(u parking.Unproven) bool { return u.Record.Open && u.Record.Run == mark.Run })
+			for _, u := range parking.NotOurs(o.VMs, "") {
+				if u.Record.Open && u.Record.Run == mark.Run {
+					return f, fault.ParkedHalf.Refusedf("node %s: run %s has marked its Node, and its record says where the node's disks are; but %s", w.Name, mark.Run, u)
+				}
+			}
 		}
 	}
 	if !f.Addr.IsValid() {
@@ -180,7 +184,7 @@ func (src Sources) complete(ctx context.Context, wanted []cluster.Wanted, found 
 // settled says whether a plan leaves the node as it is, whatever else its machine would say.
 func (f Found) settled(w cluster.Wanted, past cluster.History) bool {
 	return f.Machine != nil && !f.Machine.ConfigHidden && !f.Open() && !f.Unfinished() && f.Blank == nil && f.Absent == nil && !f.Away &&
-		!w.Surge && len(f.Unrecorded)+len(f.Unproven) == 0 && !Diff(w, f, past).Rollable()
+		!w.Surge && len(f.Unrecorded) == 0 && !Diff(w, f, past).Rollable()
 }
 
 func ReadMachine(ctx context.Context, src Sources, read machineRead, w cluster.Wanted, f *Found) {

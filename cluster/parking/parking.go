@@ -201,10 +201,10 @@ func (u Unproven) String() string {
 	return fmt.Sprintf("%s says that it is a parking VM of this cluster, and is not believed: %s. Nothing is taken from it or given to it. If it is one, recast status --ours %d remembers that", u.VM, u.VM.NotOurs, u.VM.ID)
 }
 
-// NotOurs lists the VMs that say they are parking VMs of the cluster and are not believed.
+// NotOurs lists the VMs that say they are parking VMs of the cluster ("": of any) and are not believed.
 func NotOurs(vms []cluster.VM, clusterName string) (out []Unproven) {
 	for _, vm := range vms {
-		if rec, _, err := SaidRecord(vm); vm.NotOurs != "" && (err != nil || rec.Cluster == clusterName) {
+		if rec, _, err := SaidRecord(vm); vm.NotOurs != "" && (err != nil || clusterName == "" || rec.Cluster == clusterName) {
 			out = append(out, Unproven{Parking{VM: vm, Record: rec}})
 		}
 	}

@@ -130,9 +130,6 @@ func (c Candidate) occupied(disksLeave bool) []cluster.Obstacle {
 		out.add(set, "%s was its parking VM, and its Notes, which someone has edited, no longer say what its disks are (it has %s): put the Notes back as they were. "+
 			"If nobody has them any more, %s has recast leave that VM and its disks alone, and make another one", vm, cluster.DrivesOf(vm), set)
 	}
-	for _, u := range c.Found.Unproven {
-		out.add(fmt.Sprintf("recast status --ours %d", u.VM.ID), "run %s has marked its Node, and its record says where the node's disks are; but %s", u.Record.Run, u)
-	}
 	if c.VM.Template {
 		out.add("", "the VM is a template: a node can't be one")
 	}

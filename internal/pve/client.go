@@ -49,7 +49,7 @@ func New(o api.Options) (*Client, error) {
 	}
 	return &Client{
 		conn: to, tasks: &tasks{Conn: to}, seen: lastSeen{hosts: map[cluster.VMID]sighting{}, gone: map[cluster.VMID]bool{}},
-		proofs: proofs{made: map[cluster.VMID]bool{}, proven: map[cluster.VMID]string{}},
+		proofs: proofs{made: map[cluster.VMID]bool{}, proven: map[cluster.VMID]string{}, foreign: map[cluster.VMID]judged{}},
 	}, nil
 }
 

@@ -25,9 +25,34 @@ func (c *Client) Trust(t cluster.Trust) { c.proofs.Trust = t }
 type proofs struct {
 	cluster.Trust
 
-	mu     sync.Mutex
-	made   map[cluster.VMID]bool   // by this process, and not read since
-	proven map[cluster.VMID]string // by number, their SMBIOS UUIDs: another VM with the number has another one
+	mu      sync.Mutex
+	made    map[cluster.VMID]bool   // by this process, and not read since
+	proven  map[cluster.VMID]string // by number, their SMBIOS UUIDs: another VM with the number has another one
+	foreign map[cluster.VMID]judged
+}
+
+// judged is a VM that is not ours, as judged then.
+type judged struct {
+	uuid, why string
+	at        time.Time
+}
+
+// foreignFor is how long that judgement holds: others' parking VMs are not asked about each time that VMs are read.
+const foreignFor = 5 * time.Minute
+
+func (p *proofs) isForeign(vm cluster.VM) (why string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if f := p.foreign[vm.ID]; f.uuid == vm.UUID() && time.Since(f.at) < foreignFor {
+		return f.why
+	}
+	return ""
+}
+
+func (p *proofs) setForeign(vm cluster.VM, why string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.foreign[vm.ID] = judged{vm.UUID(), why, time.Now()}
 }
 
 // makes notes that this process has created a VM with the number, or deletes it.
@@ -73,6 +98,9 @@ func (c *Client) notOurs(ctx context.Context, vm cluster.VM) (string, error) {
 			return "", err
 		}
 	}
+	if why := c.proofs.isForeign(vm); why != "" {
+		return why, nil
+	}
 	switch {
 	case !strings.HasPrefix(vm.Name, cluster.ParkingName("")):
 		return fmt.Sprintf("its name does not begin with %s", cluster.ParkingName("")), nil
@@ -86,7 +114,9 @@ func (c *Client) notOurs(ctx context.Context, vm cluster.VM) (string, error) {
 			return "", c.remember(vm)
 		}
 	}
-	return fmt.Sprintf("no task log has that %s made it, and it is in no pool of the nodes", c.conn.User()), nil
+	why := fmt.Sprintf("no task log has that %s made it, and it is in no pool of the nodes", c.conn.User())
+	c.proofs.setForeign(vm, why)
+	return why, nil
 }
 
 var netKey = regexp.MustCompile(`^net\d+$`)

@@ -344,7 +344,7 @@ func bundled(vm cluster.VM) bundledVM {
 			b.LeftOut = append(b.LeftOut, key)
 		}
 	}
-	rec, ok, err := parking.ReadRecord(vm)
+	rec, ok, err := parking.SaidRecord(vm)
 	switch {
 	case err != nil:
 		b.Trouble = err.Error()

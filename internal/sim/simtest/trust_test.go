@@ -187,7 +187,7 @@ func TestAProvenParkingVM(t *testing.T) {
 				if of.stops {
 					before := lab.machinesDump()
 					_, err := user.Roll(t.Context(), onlyWorker)
-					requireFault(t, err, fault.Config, "no VM has its SMBIOS UUID", "and is not believed: no task log has that", "recast status --ours 900")
+					requireFault(t, err, fault.Refused, "has marked its Node", "and is not believed: no task log has that", "recast status --ours 900")
 					requireSame(t, before, lab.machinesDump(), "it changed something (-before +after)")
 					user.confirm(lab.parkingOf("wk1"))
 				}
@@ -331,5 +331,32 @@ func TestAPaddedISO(t *testing.T) {
 			requireFault(t, err, fault.Refused, "the token has no Sys.AccessNetwork on /nodes/pve1, and proxmox.publish.verify is require")
 			requireNone(t, lab.sent(from, toVM("POST", "/upload")), "it uploads")
 		})
+	})
+}
+
+// TestAnotherUsersRoll: the run of another Proxmox user has taken a node out, and nothing proves that its parking VM is ours.
+// Nothing is done to that node until a person has said whose it is, whatever name the other recast.yaml gives the cluster.
+func TestAnotherUsersRoll(t *testing.T) {
+	eachLong(t, oneWorker(), storiesOf("lab", "by another name"), func(t *testing.T, lab *Lab, name string) {
+		lab.Patch(sim.PatchedExtension)
+		lab.Client().rollKilled(after("take-down/park/scsi1"), onlyWorker)
+		if name != "lab" {
+			lab.editRecord("wk1", func(r *parking.Record) { r.Cluster = "other" })
+		}
+		second := lab.elsewhere()
+		must(t, os.RemoveAll(filepath.Join(second.Dir, ".recast")))
+		second.Token = lab.token("other", "Recast")
+		before, from := lab.machinesDump(), len(lab.Recorder.Calls())
+		requireRefused(t, second.roll(onlyWorker)(t.Context()), "has marked its Node, and its record says where the node's disks are")
+		requireSame(t, before, lab.machinesDump(), "it changed something (-before +after)")
+		asked := lab.sent(from, func(c record.Call) bool {
+			return strings.Contains(c.Path, "typefilter=qmcreate")
+		})
+		require(t, len(asked) <= 2, "asked who made the parking VM %d times", len(asked))
+		if name == "lab" {
+			second.confirm(lab.parkingOf("wk1"))
+			second.mustRoll(onlyWorker)
+			requireInSync(t, lab)
+		}
 	})
 }
