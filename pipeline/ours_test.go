@@ -3,9 +3,11 @@ package pipeline
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	"github.com/recast-sh/recast/cluster"
+	"github.com/recast-sh/recast/cluster/parking"
 	"github.com/recast-sh/recast/internal/sim/must"
 	"github.com/recast-sh/recast/pipeline/past"
 )
@@ -29,4 +31,17 @@ func TestKnownParkings(t *testing.T) {
 	must.Do(t, os.MkdirAll(there, 0o700))
 	must.Do(t, os.WriteFile(filepath.Join(there, past.ParkingsName), []byte("9003 d\n"), 0o600))
 	must.Hold(t, knows(9003, "d") && !knows(9003, "a"), "what another machine has proven")
+}
+
+// TestOthersKeepTheirImages: what an unfinished replacement of somebody else needs stays, and a record that can't be read stops nobody.
+func TestOthersKeepTheirImages(t *testing.T) {
+	t.Parallel()
+	mem := parking.Memory{VM: cluster.VM{ID: 700, Name: "cp7", Config: map[string]string{"ide2": "isos:iso/theirs.iso,media=cdrom"}}}
+	rec := parking.Record{Cluster: "theirs", Node: "cp7", Run: "r1", VMID: 700, Open: true, Strategy: cluster.Recreate, Stage: parking.StageServes, Memory: must.Get(mem.Pack())(t)}
+	other := func(notes string) cluster.VM {
+		return cluster.VM{ID: 9901, Name: "recast-parking-cp7", NotOurs: "no task log has it", Config: map[string]string{"description": notes}}
+	}
+	uses := must.Get(openUses([]cluster.VM{other(must.Get(rec.Description())(t))}))(t)
+	must.Hold(t, len(uses) == 1 && slices.Contains(uses[0].Values, "isos:iso/theirs.iso,media=cdrom"), "uses %+v", uses)
+	must.Equal(t, "uses of what can't be read", 0, len(must.Get(openUses([]cluster.VM{other("recast-record: {")}))(t)))
 }
