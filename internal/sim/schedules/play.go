@@ -9,6 +9,7 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -423,6 +424,9 @@ func (t *Tally) String() string {
 // renewed are keys that Proxmox regenerates when a VM is recreated.
 var renewed = []string{"digest", "vmgenid", "meta"}
 
+// ourSKU is what recast writes into the SMBIOS of a VM before it starts a blank machine.
+var ourSKU = regexp.MustCompile(`,sku=[^,]*`)
+
 // endedVMs compares the nodes' VMs with their initial state.
 func (p *play) endedVMs() (problems []string) {
 	for i, n := range p.lab.Nodes {
@@ -471,6 +475,8 @@ func (p *play) comparable(n sim.Node, key, value string) string {
 	case key == "description":
 		said, _, _ := strings.Cut(value, "\nrecast: run=") // the creator of the VM
 		return said
+	case key == "smbios1" && (cluster.VM{Config: map[string]string{key: value}}).Proof() != "":
+		return ourSKU.ReplaceAllString(value, "")
 	case cluster.IsDiskKey(key) && value != "":
 		volid, options, _ := strings.Cut(value, ",")
 		storage, _, _ := strings.Cut(volid, ":")
