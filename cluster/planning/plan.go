@@ -65,8 +65,8 @@ func New(cluster string, wanted []cluster.Wanted, o observe.Observation, past cl
 		return Plan{}, fmt.Errorf("a plan needs every node's answer: %w", err)
 	}
 	onlyTaking(&plan)
-	if err := (surging{&plan, wanted, o, p}).decide(); err != nil {
-		return Plan{}, err
+	if err := (surging{&plan, wanted, o, p}).decide(); err != nil { // perhaps for lack of a node that matches no VM
+		return Plan{}, errors.Join(append(unmatched, err)...)
 	}
 	refuseControlled(&plan)
 	heedOwnPod(&plan, o)
